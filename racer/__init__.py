@@ -1,0 +1,1 @@
+"""Decoding engine: RACER drafts, one batched verification a step, the same tokens as plain decoding."""
