@@ -114,10 +114,17 @@ class TokenLogprob:
 
 @dataclass
 class RequestStats:
-    """What drafting did for one choice. Only delivered tokens count."""
+    """What drafting did for one choice.
+
+    prompt_tokens, completion_tokens  tokens given and delivered
+    decided   tokens decided: those delivered, and the stop token that is not
+    steps     forwards that verified, the prefill left out
+    drafted, accepted  draft nodes by source; only accepted nodes that were delivered count
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    decided: int = 0
     steps: int = 0
     drafted: dict[Source, int] = field(default_factory=lambda: dict.fromkeys(DRAFT_SOURCES, 0))
     accepted: dict[Source, int] = field(default_factory=lambda: dict.fromkeys(DRAFT_SOURCES, 0))
@@ -125,7 +132,7 @@ class RequestStats:
     @property
     def mat(self) -> float:
         """Mean accepted tokens: tokens decided per step, the prefill's first token left out; plain decoding is 1.0."""
-        return (self.completion_tokens - 1) / self.steps if self.steps else 1.0
+        return (self.decided - 1) / self.steps if self.steps else 1.0
 
 
 @dataclass(frozen=True)

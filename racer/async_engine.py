@@ -1,0 +1,179 @@
+"""The engine on a thread of its own, with one asynchronous stream for each request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from racer.engine import Engine
+from racer.errors import EngineDeadError, EngineDrainingError, UserError
+from racer.types import Request, StepOutput
+
+
+@dataclass
+class _Stream:
+    """Where one request's outputs go. ``queue`` is touched on ``loop``'s thread only."""
+
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[StepOutput | BaseException]
+    open_choices: int
+
+    def put(self, items: list[StepOutput | BaseException]) -> None:
+        """Hand items over from the engine's thread."""
+
+        def deliver() -> None:
+            for item in items:
+                self.queue.put_nowait(item)
+
+        try:
+            self.loop.call_soon_threadsafe(deliver)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            pass
+
+
+class AsyncEngine:
+    """Runs an :class:`Engine` in a thread; any event loop may ask it to decode.
+
+    The thread sleeps while there is nothing to do. ``close()`` ends it; ``drain()`` lets open requests finish first.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._condition = threading.Condition()
+        self._commands: deque[tuple[Request, _Stream] | str] = deque()
+        self._streams: dict[str, _Stream] = {}
+        self._draining = False
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._progress_s = time.monotonic()
+        self._busy = False
+        self._thread = threading.Thread(target=self._run, name="racer-engine", daemon=True)
+        self._thread.start()
+
+    # --- callers' side
+
+    async def generate(self, request: Request) -> AsyncIterator[StepOutput]:
+        """Decode ``request`` and yield its outputs; leaving the iterator early (or being cancelled) aborts it.
+
+        Raises InvalidRequestError before the first output if it cannot be served, EngineDrainingError while draining,
+        EngineDeadError if the engine's thread has failed.
+        """
+        stream = _Stream(asyncio.get_running_loop(), asyncio.Queue(), request.params.n)
+        self._submit(request, stream)
+        try:
+            while stream.open_choices:
+                item = await stream.queue.get()
+                if isinstance(item, BaseException):
+                    stream.open_choices = 0
+                    raise item
+                stream.open_choices -= item.finished
+                yield item
+        finally:
+            if stream.open_choices:
+                self._command(request.request_id)
+
+    def _submit(self, request: Request, stream: _Stream) -> None:
+        with self._condition:
+            if self._failure is not None:
+                raise EngineDeadError("the engine has stopped after an error") from self._failure
+            if self._draining or self._closed:
+                raise EngineDrainingError("the engine is shutting down and takes no new request")
+            self._commands.append((request, stream))
+            self._condition.notify()
+
+    def _command(self, request_id: str) -> None:
+        with self._condition:
+            self._commands.append(request_id)
+            self._condition.notify()
+
+    def healthy(self, stall_s: float = 30.0) -> bool:
+        """The thread lives, and while it has work no step takes longer than ``stall_s`` seconds."""
+        if self._failure is not None or not self._thread.is_alive():
+            return False
+        return not self._busy or time.monotonic() - self._progress_s < stall_s
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that were accepted and are not finished."""
+        return len(self._streams) + len(self._commands)
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Refuse new requests and wait for the open ones; True if all finished within ``timeout_s`` seconds."""
+        self._draining = True
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self.open_requests and self._thread.is_alive():
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(0.01)
+        return not self.open_requests
+
+    def close(self) -> None:
+        """Abort what is open and end the thread. Streams still read get EngineDrainingError."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # --- the engine's thread
+
+    def _run(self) -> None:
+        error: BaseException = EngineDrainingError("the engine was closed")
+        try:
+            while self._wait_for_work():
+                self._deliver(self.engine.step())
+                self._progress_s = time.monotonic()
+        except BaseException as failure:
+            self._failure = failure
+            error = EngineDeadError(f"the engine has stopped after an error: {failure}")
+            error.__cause__ = failure
+        with self._condition:
+            self._closed = True
+            streams = [*self._streams.values()]
+            streams += [command[1] for command in self._commands if not isinstance(command, str)]
+            self._streams.clear()
+            self._commands.clear()
+        for stream in streams:
+            stream.put([error])
+
+    def _wait_for_work(self) -> bool:
+        """Take in commands; sleep while there is nothing to do; False when closed."""
+        with self._condition:
+            while not (self._closed or self._commands or self.engine.has_work):
+                self._busy = False
+                self._condition.wait()
+            if not self._busy:
+                self._busy, self._progress_s = True, time.monotonic()
+            if self._closed:
+                return False
+            while self._commands:
+                command = self._commands.popleft()
+                if isinstance(command, str):
+                    self.engine.abort(command)
+                    self._streams.pop(command, None)
+                else:
+                    self._open(*command)
+        return True
+
+    def _open(self, request: Request, stream: _Stream) -> None:
+        try:
+            self.engine.add(request)
+        except UserError as error:
+            stream.put([error])
+        else:
+            self._streams[request.request_id] = stream
+
+    def _deliver(self, outputs: list[StepOutput]) -> None:
+        grouped: dict[str, list[StepOutput | BaseException]] = {}
+        for output in outputs:
+            grouped.setdefault(output.request_id, []).append(output)
+        for request_id, items in grouped.items():
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.put(items)
+                if not self.engine.is_open(request_id):
+                    del self._streams[request_id]

@@ -1,0 +1,52 @@
+"""What a step did, as an object; logging and exporters read it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from racer.types import Source
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """One step over all running sequences. Times are wall-clock milliseconds.
+
+    decoding, prefilling  sequences that took part; tokens  rows of the forward; decided  output tokens delivered
+    drafted, accepted     draft nodes by source
+    """
+
+    step_ms: float
+    draft_ms: float
+    forward_ms: float
+    decoding: int
+    prefilling: int
+    tokens: int
+    decided: int
+    drafted: Counter[Source]
+    accepted: Counter[Source]
+
+
+@dataclass
+class EngineMetrics:
+    """Totals since the engine started, and the latest steps."""
+
+    steps: int = 0
+    step_ms: float = 0.0
+    draft_ms: float = 0.0
+    forward_ms: float = 0.0
+    decided: int = 0
+    drafted: Counter[Source] = field(default_factory=Counter)
+    accepted: Counter[Source] = field(default_factory=Counter)
+    recent: deque[StepStats] = field(default_factory=lambda: deque(maxlen=256))
+
+    def record(self, step: StepStats) -> None:
+        """Add one step."""
+        self.steps += 1
+        self.step_ms += step.step_ms
+        self.draft_ms += step.draft_ms
+        self.forward_ms += step.forward_ms
+        self.decided += step.decided
+        self.drafted.update(step.drafted)
+        self.accepted.update(step.accepted)
+        self.recent.append(step)

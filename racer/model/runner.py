@@ -1,0 +1,115 @@
+"""Runs a transformers model over packed rows, with a key-value cache of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from racer.cache.pool import KVPool, LayerShape
+from racer.errors import ConfigError, UnsupportedModelError
+from racer.model.attention import STEP, ShapeProbe
+from racer.model.layout import Segment, StepLayout
+
+DEFAULT_CPU_CACHE_BYTES = 1 << 30
+CUDA_CACHE_SHARE = 0.8
+
+
+class ModelRunner:
+    """One model and its cache.
+
+    The model must have been loaded with ``attn_implementation="racer"``. ``cache_bytes`` caps the pool; None takes
+    1 GiB on cpu and 80% of the free memory on cuda. ``context_cap``: longest text that it can decode as the model
+    would, None if only the model's own limit counts.
+
+    Raises UnsupportedModelError if the model's layers cannot all be served by our attention.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache_bytes: int | None = None) -> None:
+        self.model = model
+        self.dtype: torch.dtype = model.dtype
+        self.device = torch.device(model.device)
+        shapes, windows = _probe(model)
+        self.context_cap = _context_cap(model, windows)
+        per_place = KVPool.bytes_per_place(shapes, self.dtype)
+        self.pool = KVPool(shapes, _places(cache_bytes, per_place, self.device), self.dtype, self.device)
+        self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
+
+    @torch.inference_mode()
+    def run(self, segments: Sequence[Segment]) -> Tensor:
+        """One forward over all segments; writes their keys and values behind each sequence's verified tokens.
+
+        Returns the logits of the scored rows, segment by segment, ``[rows, vocab]`` in the model's dtype.
+        """
+        layout = StepLayout(segments, self.pool, self.dtype, self.device)
+        output = self.model(
+            input_ids=layout.input_ids,
+            position_ids=layout.positions,
+            use_cache=False,
+            logits_to_keep=layout.scored,
+            **{STEP: layout},
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+    def copy_places(self, sources: Sequence[NDArray[np.int64]], targets: Sequence[NDArray[np.int64]]) -> None:
+        """Copy cache places ``sources`` to ``targets`` (int64 ``[n]``, one array a sequence) in all layers."""
+        if sum(map(len, sources)):
+            source, target = (torch.from_numpy(np.concatenate(part)).to(self.device) for part in (sources, targets))
+            self.pool.copy_places(source, target)
+
+
+def _places(cache_bytes: int | None, bytes_per_place: int, device: torch.device) -> int:
+    if cache_bytes is None:
+        cache_bytes = DEFAULT_CPU_CACHE_BYTES
+        if device.type == "cuda":
+            cache_bytes = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE)
+    if cache_bytes < bytes_per_place * 2:
+        raise ConfigError(
+            f"cache_bytes={cache_bytes} holds no token of this model; give it at least {bytes_per_place * 2}, "
+            f"better {bytes_per_place * 1000}"
+        )
+    return cache_bytes // bytes_per_place
+
+
+@torch.inference_mode()
+def _probe(model: PreTrainedModel) -> tuple[list[LayerShape], dict[int, int | None]]:
+    """Shapes and windows of the layers' keys and values, as a forward over a few tokens shows them."""
+    probe = ShapeProbe()
+    tokens = torch.zeros(1, 4, dtype=torch.long, device=model.device)
+    positions = torch.arange(4, device=model.device)[None]
+    kind = model.config.model_type
+    try:
+        model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=1, **{STEP: probe})
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"model type {kind!r} cannot be verified with drafts: {error}") from None
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"model type {kind!r} cannot be verified with drafts: its forward does not take packed rows ({error})"
+        ) from error
+    layers = model.config.get_text_config().num_hidden_layers
+    missing = [layer for layer in range(layers) if layer not in probe.layers]
+    if missing:
+        raise UnsupportedModelError(
+            f"model type {kind!r} cannot be verified with drafts: {len(missing)} of its {layers} layers do not use "
+            f"attention over keys and values (recurrent or linear attention keeps state that a rejected draft cannot "
+            f"be taken out of); choose a model with plain attention"
+        )
+    return [LayerShape(*probe.layers[layer]) for layer in range(layers)], probe.windows
+
+
+def _context_cap(model: PreTrainedModel, windows: dict[int, int | None]) -> int | None:
+    """Context up to which our attention equals the model's: its windows must reach us, and chunks never do."""
+    config = model.config.get_text_config()
+    caps = []
+    for layer, kind in enumerate(getattr(config, "layer_types", None) or []):
+        if kind == "chunked_attention":
+            caps.append(config.attention_chunk_size)
+        elif kind == "sliding_attention" and windows.get(layer) is None:
+            caps.append(config.sliding_window)
+    return min(caps, default=None)
