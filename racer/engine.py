@@ -26,7 +26,7 @@ from racer.model.selftest import check_verifiable
 from racer.model.topk import top_k
 from racer.scheduler import Scheduler, Slot
 from racer.sequence import Sequence
-from racer.text import TextStream
+from racer.text import OutputText
 from racer.types import DRAFT_SOURCES, Request, Source, StepOutput
 from racer.verify.accept import walk
 from racer.verify.sampling import token_logprob
@@ -93,7 +93,7 @@ class Engine:
                     self.loaded.eos_token_ids,
                     self.runner.vocab_size,
                     None if drafts is Drafts.OFF else self.drafter.open(drafts, self.config.tree),
-                    TextStream(self.tokenizer, params.stop) if self.tokenizer is not None else None,
+                    OutputText(self.tokenizer, params.stop) if self.tokenizer is not None else None,
                 )
             )
         self._open[request.request_id] = sequences

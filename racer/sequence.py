@@ -14,7 +14,7 @@ from racer.verify.sampling import LogitsShaper, draw, processed_distribution, to
 
 if TYPE_CHECKING:
     from racer.draft.drafter import RequestDrafts
-    from racer.text import TextStream
+    from racer.text import OutputText
 
 
 class Sequence:
@@ -33,7 +33,7 @@ class Sequence:
         eos_ids: frozenset[int],
         vocab_size: int,
         drafts: RequestDrafts | None,
-        text: TextStream | None,
+        text: OutputText | None,
     ) -> None:
         self.request = request
         self.choice = choice
@@ -138,14 +138,14 @@ class Sequence:
     def _push_text(self, token: int) -> bool:
         if self._text is None:
             return False
-        shown, stop = self._text.push(token, may_stop=self.decided >= self.params.min_tokens)
-        self._new_text.append(shown)
-        self.stop_reason = stop
-        return stop is not None
+        delta = self._text.push((token,), unarmed=int(self.decided < self.params.min_tokens))
+        self._new_text.append(delta.text)
+        self.stop_reason = delta.stop
+        return delta.stop is not None
 
     def take_output(self, error: Exception | None = None) -> StepOutput:
         """What was decided since the last call."""
-        if self.finished and self._text is not None and not isinstance(self.stop_reason, str):
+        if self.finished and self._text is not None:
             self._new_text.append(self._text.flush())
         self.stats.completion_tokens = self.decided
         with_logprobs = self.params.logprobs is not None
