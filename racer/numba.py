@@ -34,11 +34,26 @@ def _widen_stamp(dispatcher: Any, function: Callable[..., Any]) -> None:
         index._source_stamp = (stamp, _folder_digest(Path(function.__code__.co_filename).parent))
 
 
-def njit(function: Function) -> Function:
-    """Compile ``function`` on its first call, without the GIL, cached on disk where a folder is writable."""
+def _compile(function: Function, **options: Any) -> Function:
     try:
-        dispatcher = numba.njit(cache=True, nogil=True)(function)
+        dispatcher = numba.njit(cache=True, nogil=True, **options)(function)
         _widen_stamp(dispatcher, function)
     except RuntimeError:  # neither the package's folder nor a user cache folder can be written
-        dispatcher = numba.njit(nogil=True)(function)
+        dispatcher = numba.njit(nogil=True, **options)(function)
     return cast(Function, dispatcher)
+
+
+def njit(function: Function) -> Function:
+    """Compile ``function`` on its first call, without the GIL, cached on disk where a folder is writable."""
+    return _compile(function)
+
+
+def leaf(function: Function) -> Function:
+    """The same for a kernel that allocates no array: it need not count references to those it is handed.
+
+    Counting costs more than the work of a small kernel (drafting took five times as long with it).
+    """
+    try:
+        return _compile(function, _nrt=False)
+    except (KeyError, TypeError):  # a numba without this option
+        return _compile(function)

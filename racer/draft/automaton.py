@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from racer.numba import njit
+from racer.numba import leaf, njit
 
 TOKEN, PARENT, COUNT, TOTAL, FIRST, NEXT, PREV, NEWER, OLDER, STAMP = range(10)
 COLUMNS = 10
@@ -28,14 +28,14 @@ _LEARN_CHUNK = 1024
 Ints = NDArray[np.int32]
 
 
-@njit
+@leaf
 def hash_of(parent: int, token: int) -> int:
     """Spread (node, token) over the slots; the caller masks."""
     mixed = parent * 0x9E3779B1 + token * 0x85EBCA6B
     return mixed ^ (mixed >> 15)
 
 
-@njit
+@leaf
 def find(nodes: Ints, slots: Ints, parent: int, token: int) -> int:
     """The child of ``parent`` for ``token``; 0 where there is none (the root is nobody's child)."""
     mask = slots.shape[0] - 1
@@ -47,7 +47,7 @@ def find(nodes: Ints, slots: Ints, parent: int, token: int) -> int:
         slot = (slot + 1) & mask
 
 
-@njit
+@leaf
 def _place(nodes: Ints, slots: Ints, node: int) -> None:
     mask = slots.shape[0] - 1
     slot = hash_of(nodes[node, PARENT], nodes[node, TOKEN]) & mask
@@ -56,7 +56,7 @@ def _place(nodes: Ints, slots: Ints, node: int) -> None:
     slots[slot] = node
 
 
-@njit
+@leaf
 def _displace(nodes: Ints, slots: Ints, node: int) -> None:
     """Empty the node's slot and close the gap, so that probing needs no tombstones."""
     mask = slots.shape[0] - 1
@@ -74,7 +74,7 @@ def _displace(nodes: Ints, slots: Ints, node: int) -> None:
     slots[hole] = 0
 
 
-@njit
+@leaf
 def _touch_path(nodes: Ints, node: int) -> None:
     """Make the node, then each of its ancestors, the most recent."""
     while node != 0:
@@ -86,7 +86,7 @@ def _touch_path(nodes: Ints, node: int) -> None:
         node = nodes[node, PARENT]
 
 
-@njit
+@leaf
 def _push_recent(nodes: Ints, node: int) -> None:
     head = nodes[0, OLDER]
     nodes[node, OLDER] = head
@@ -95,7 +95,7 @@ def _push_recent(nodes: Ints, node: int) -> None:
     nodes[0, OLDER] = node
 
 
-@njit
+@leaf
 def _unlink_sibling(nodes: Ints, node: int) -> None:
     before, after = nodes[node, PREV], nodes[node, NEXT]
     if before == 0:
@@ -106,7 +106,7 @@ def _unlink_sibling(nodes: Ints, node: int) -> None:
         nodes[after, PREV] = before
 
 
-@njit
+@leaf
 def _push_sibling(nodes: Ints, node: int) -> None:
     parent = nodes[node, PARENT]
     first = nodes[parent, FIRST]
@@ -117,7 +117,7 @@ def _push_sibling(nodes: Ints, node: int) -> None:
     nodes[parent, FIRST] = node
 
 
-@njit
+@leaf
 def _evict(nodes: Ints, slots: Ints, spared: int) -> int:
     """Take the oldest leaf out and return its row; ``spared`` is about to get a child and stays."""
     if nodes[0, NEWER] == spared:
@@ -133,7 +133,7 @@ def _evict(nodes: Ints, slots: Ints, spared: int) -> int:
     return int(node)
 
 
-@njit
+@leaf
 def _insert(nodes: Ints, slots: Ints, meta: Ints, parent: int, token: int) -> int:
     if meta[0] < nodes.shape[0]:
         node = int(meta[0])
@@ -175,13 +175,13 @@ def _learn(nodes: Ints, slots: Ints, meta: Ints, states: Ints, tokens: Ints) -> 
             states[length + 1, 1] = nodes[node, STAMP]
 
 
-@njit
+@leaf
 def _rehash(nodes: Ints, slots: Ints, used: int) -> None:
     for node in range(1, used):
         _place(nodes, slots, node)
 
 
-@njit
+@leaf
 def live_state(nodes: Ints, states: Ints, length: int) -> int:
     """The trie node of the last ``length`` tokens, or ABSENT: never learned, or evicted since."""
     node = int(states[length, 0])

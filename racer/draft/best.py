@@ -15,7 +15,7 @@ from racer.draft.frontier import Bytes, Frontier, Nodes, new_frontier, new_nodes
 from racer.draft.known import Floats, Ints, Known, Limits, TrieView
 from racer.draft.logits import find_row
 from racer.draft.sources import POOL_COUNT, POOL_FIRST, POOL_NEXT, POOL_TOKEN, POOL_TOTAL, PoolView, pool_child
-from racer.numba import njit
+from racer.numba import leaf, njit
 from racer.types import Source
 
 _RETRIEVAL = int(Source.RETRIEVAL)
@@ -51,7 +51,7 @@ class _Mix(NamedTuple):
     sources: Bytes
 
 
-@njit
+@leaf
 def _add(mix: _Mix, size: int, token: int, weight: float, source: int) -> int:
     for i in range(size):
         if mix.tokens[i] == token:
@@ -69,13 +69,13 @@ def _add(mix: _Mix, size: int, token: int, weight: float, source: int) -> int:
     return size
 
 
-@njit
+@leaf
 def _ngram_share(params: BestParams, length: int, total: int) -> float:
     certainty = min(params.ngram_cap, params.ngram_base + params.ngram_slope * length)
     return total / (total + params.ngram_doubt) * certainty
 
 
-@njit
+@leaf
 def _add_ngram(mix: _Mix, size: int, trie: TrieView, node: int, weight: float, scan: int) -> int:
     child = trie.nodes[node, FIRST]
     while child != 0 and scan > 0:
@@ -85,7 +85,7 @@ def _add_ngram(mix: _Mix, size: int, trie: TrieView, node: int, weight: float, s
     return size
 
 
-@njit
+@leaf
 def _add_pool(mix: _Mix, size: int, pool: PoolView, node: int, weight: float, scan: int) -> int:
     child = pool.rows[node, POOL_FIRST]
     while child != 0 and scan > 0:
@@ -95,14 +95,14 @@ def _add_pool(mix: _Mix, size: int, pool: PoolView, node: int, weight: float, sc
     return size
 
 
-@njit
+@leaf
 def _add_row(mix: _Mix, size: int, tokens: Ints, probs: Floats, weight: float) -> int:
     for i in range(tokens.shape[0]):
         size = _add(mix, size, tokens[i], weight * probs[i], _LOGITS)
     return size
 
 
-@njit
+@leaf
 def _mix_children(
     mix: _Mix, known: Known, params: BestParams, states: Ints, pooled: int, token: int, depth: int
 ) -> int:
@@ -130,19 +130,19 @@ def _mix_children(
     return size
 
 
-@njit
+@leaf
 def trie_total(trie: TrieView, node: int) -> int:
     """Occurrences of the node's n-gram that were followed by a token still held."""
     return int(trie.nodes[node, TOTAL])
 
 
-@njit
+@leaf
 def _root_states(trie: TrieView, states: Ints) -> None:
     for length in range(states.shape[0]):
         states[length] = live_state(trie.nodes, trie.states, length) if length < trie.states.shape[0] else ABSENT
 
 
-@njit
+@leaf
 def _follow_states(trie: TrieView, before: Ints, states: Ints, token: int) -> None:
     """The states after ``token``: each of the parent's, one token longer."""
     states[0] = 0
@@ -153,7 +153,7 @@ def _follow_states(trie: TrieView, before: Ints, states: Ints, token: int) -> No
         states[length] = node if node != 0 else ABSENT
 
 
-@njit
+@leaf
 def _expand(
     nodes: Nodes,
     frontier: Frontier,

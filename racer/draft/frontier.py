@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from racer.numba import njit
+from racer.numba import leaf, njit
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -59,7 +59,7 @@ def new_nodes(budget: int, root: int) -> Nodes:
     return nodes
 
 
-@njit
+@leaf
 def put_node(nodes: Nodes, node: int, token: int, parent: int, source: int, prob: float) -> None:
     """Write one node below ``parent``; ``prob`` is the product along its path."""
     nodes.tokens[node] = token
@@ -83,7 +83,7 @@ def new_frontier(budget: int) -> Frontier:
     )
 
 
-@njit
+@leaf
 def offer(frontier: Frontier, room: int, key: float, token: int, parent: int, prob: float, source: int) -> None:
     """Keep the candidate if it is among the ``room`` best; of equals, the one offered first."""
     keys, slots = frontier.keys, frontier.slots
@@ -108,7 +108,7 @@ def offer(frontier: Frontier, room: int, key: float, token: int, parent: int, pr
     frontier.sources[slot] = source
 
 
-@njit
+@leaf
 def take_best(frontier: Frontier) -> int:
     """Remove the best candidate and return its slot, readable until the next offer; -1 where none is left."""
     if frontier.used[0] == 0:

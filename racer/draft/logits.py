@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from racer.numba import njit
+from racer.numba import leaf, njit
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -14,7 +14,7 @@ _FIRST_ROWS = 128
 _HASH = 0x9E3779B1
 
 
-@njit
+@leaf
 def find_row(slots: Ints, keys: Ints, token: int) -> int:
     """The table's row for ``token``, or -1."""
     mask = slots.shape[0] - 1
@@ -27,7 +27,7 @@ def find_row(slots: Ints, keys: Ints, token: int) -> int:
         slot = (slot + 1) & mask
 
 
-@njit
+@leaf
 def _place(slots: Ints, token: int, row: int) -> None:
     mask = slots.shape[0] - 1
     mixed = token * _HASH
@@ -57,7 +57,7 @@ def _update(
     return used
 
 
-@njit
+@leaf
 def _rehash(slots: Ints, keys: Ints, used: int) -> None:
     for row in range(used):
         _place(slots, keys[row], row)

@@ -15,7 +15,7 @@ from racer.draft.frontier import Frontier, Nodes, new_frontier, new_nodes, offer
 from racer.draft.known import Ints, Known, Limits, TableView, TrieView
 from racer.draft.logits import find_row
 from racer.draft.sources import POOL_COUNT, POOL_FIRST, POOL_NEXT, POOL_TOKEN, POOL_TOTAL, pool_child
-from racer.numba import njit
+from racer.numba import leaf, njit
 from racer.types import Source
 
 _RETRIEVAL = int(Source.RETRIEVAL)
@@ -26,7 +26,7 @@ _DOUBT = 0.6  # a continuation seen c times in t is accepted with about c / (t +
 _SCAN = 256  # children looked at below one trie node, the most recent first: bounds a step's work
 
 
-@njit
+@leaf
 def _shortest(borders: Ints) -> int:
     """The trie node of the shortest border still matched: it has every child that the longer ones have."""
     for border in borders:
@@ -35,7 +35,7 @@ def _shortest(borders: Ints) -> int:
     return ABSENT
 
 
-@njit
+@leaf
 def _pooled_count(trie: TrieView, borders: Ints, token: int) -> int:
     count = 0
     for border in borders:
@@ -44,7 +44,7 @@ def _pooled_count(trie: TrieView, borders: Ints, token: int) -> int:
     return count
 
 
-@njit
+@leaf
 def _pooled_total(known: Known, borders: Ints, pooled: int) -> int:
     total = known.pool.rows[pooled, POOL_TOTAL] if pooled != ABSENT else 0
     for border in borders:
@@ -53,7 +53,7 @@ def _pooled_total(known: Known, borders: Ints, pooled: int) -> int:
     return total
 
 
-@njit
+@leaf
 def _offer_text(
     frontier: Frontier, room: int, known: Known, limits: Limits, borders: Ints, pooled: int, node: int, unit: float
 ) -> None:
@@ -71,7 +71,7 @@ def _offer_text(
         left -= 1
 
 
-@njit
+@leaf
 def _offer_store(
     frontier: Frontier, room: int, known: Known, limits: Limits, borders: Ints, pooled: int, node: int, unit: float
 ) -> None:
@@ -86,14 +86,14 @@ def _offer_store(
         child = rows[child, POOL_NEXT]
 
 
-@njit
+@leaf
 def _follow(known: Known, borders: Ints, after: Ints, token: int) -> None:
     for i in range(len(borders)):
         child = find(known.trie.nodes, known.trie.slots, borders[i], token) if borders[i] != ABSENT else 0
         after[i] = child if child != 0 else ABSENT
 
 
-@njit
+@leaf
 def _follow_pool(known: Known, pooled: int, token: int) -> int:
     child = pool_child(known.pool.rows, pooled, token) if pooled != ABSENT else 0
     return child if child != 0 else ABSENT
@@ -134,7 +134,7 @@ def _retrieve(nodes: Nodes, known: Known, min_depth: int, limits: Limits) -> int
     return size
 
 
-@njit
+@leaf
 def _child(nodes: Nodes, size: int, parent: int, token: int) -> int:
     """The drafted child, or -1. Parents stand before their children."""
     for node in range(parent + 1, size):
@@ -182,7 +182,7 @@ def grow_paper(root: int, known: Known, min_depth: int, limits: Limits) -> tuple
     return nodes, _fill(nodes, size, known.table, limits)
 
 
-@njit
+@leaf
 def _most_frequent(known: Known, border: int, pooled: int, vocab_size: int) -> tuple[int, int, int, int]:
     """Token, count, total and source of the next token of the longest match; count 0 where it ends."""
     best, best_count, total, source = -1, 0, 0, _RETRIEVAL
@@ -205,7 +205,7 @@ def _most_frequent(known: Known, border: int, pooled: int, vocab_size: int) -> t
     return best, best_count, total, source
 
 
-@njit
+@leaf
 def _longest_continued(trie: TrieView, min_depth: int) -> int:
     for length in range(trie.states.shape[0] - 1, min_depth - 1, -1):
         node = live_state(trie.nodes, trie.states, length)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from racer.numba import njit
+from racer.numba import leaf, njit
 
 POOL_TOKEN, POOL_COUNT, POOL_TOTAL, POOL_FIRST, POOL_NEXT = range(5)
 _POOL_COLUMNS = 5
@@ -127,7 +127,7 @@ class PoolView(NamedTuple):
 EMPTY_POOL = PoolView(np.zeros((1, _POOL_COLUMNS), np.int32), 0)
 
 
-@njit
+@leaf
 def pool_child(rows: Ints, node: int, token: int) -> int:
     """The child of ``node`` for ``token``, or 0."""
     child = rows[node, POOL_FIRST]
