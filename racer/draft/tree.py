@@ -39,6 +39,7 @@ class DraftTree:
         )
 
     def __len__(self) -> int:
+        """Nodes, root included."""
         return len(self.tokens)
 
     def check_integrity(self) -> None:

@@ -1,0 +1,59 @@
+"""A typed ``njit`` whose on-disk cache cannot go stale.
+
+numba stamps a cached kernel with the time and size of the file that holds it, not of the files whose kernels it
+inlines: after an edit of a callee, the caller would go on running the old code. The stamp is therefore widened by a
+digest of every source file beside the kernel's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@cache
+def _folder_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _widen_stamp(dispatcher: Any, function: Callable[..., Any]) -> None:
+    index = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    stamp = getattr(index, "_source_stamp", None)
+    if index is not None and stamp is not None:
+        index._source_stamp = (stamp, _folder_digest(Path(function.__code__.co_filename).parent))
+
+
+def _compile(function: Function, **options: Any) -> Function:
+    try:
+        dispatcher = numba.njit(cache=True, nogil=True, **options)(function)
+        _widen_stamp(dispatcher, function)
+    except RuntimeError:  # neither the package's folder nor a user cache folder can be written
+        dispatcher = numba.njit(nogil=True, **options)(function)
+    return cast(Function, dispatcher)
+
+
+def njit(function: Function) -> Function:
+    """Compile ``function`` on its first call, without the GIL, cached on disk where a folder is writable."""
+    return _compile(function)
+
+
+def leaf(function: Function) -> Function:
+    """The same for a kernel that allocates no array: it need not count references to those it is handed.
+
+    Counting costs more than the work of a small kernel (drafting took five times as long with it).
+    """
+    try:
+        return _compile(function, _nrt=False)
+    except (KeyError, TypeError):  # a numba without this option
+        return _compile(function)
