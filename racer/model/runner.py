@@ -97,8 +97,8 @@ def _probe(model: PreTrainedModel) -> tuple[list[LayerShape], dict[int, int | No
     if missing:
         raise UnsupportedModelError(
             f"model type {kind!r} cannot be verified with drafts: {len(missing)} of its {layers} layers do not use "
-            f"attention over keys and values (recurrent or linear attention keeps state that a rejected draft cannot "
-            f"be taken out of); choose a model with plain attention"
+            f"transformers' attention interface (recurrent and linear attention never do: they keep state that a "
+            f"rejected draft cannot be taken out of); choose a model with plain attention"
         )
     return [LayerShape(*probe.layers[layer]) for layer in range(layers)], probe.windows
 
