@@ -54,10 +54,12 @@ def add_engine_options(
             _add(group, EngineConfig, name, (alias, *flags) if alias else flags, "engine")
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how a request is decoded."""
+def add_sampling_options(parser: argparse.ArgumentParser, *, skip: Iterable[str] = ()) -> None:
+    """Add a flag for each sampling parameter but ``skip``."""
     group = parser.add_argument_group("sampling")
     for name, flags in SAMPLING_FLAGS.items():
+        if name in set(skip):
+            continue
         _add(group, SamplingParams, name, flags, "sampling")
 
 
