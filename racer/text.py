@@ -28,7 +28,9 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
     if not tokenizer.chat_template:
         raise InputError("this model has no chat template; give it a plain prompt instead of messages")
     try:
-        text = tokenizer.apply_chat_template([dict(message) for message in messages], tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
     except Exception as error:  # a template is a program of the model's author: it raises what it likes
         raise InputError(f"the model's chat template refuses these messages ({error}); change them") from error
     return list(tokenizer.encode(text, add_special_tokens=False))
@@ -39,15 +41,16 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self.special = frozenset(tokenizer.all_special_ids)
+        self.special: frozenset[int]
         self.decode: Callable[[list[int]], str]
         self.token_of: Callable[[int], str | None]
         if backend is not None:
             added = backend.get_added_tokens_decoder().items()
-            self.special |= {token_id for token_id, token in added if token.special}
+            self.special = frozenset(token_id for token_id, token in added if token.special)
             self.decode = partial(backend.decode, skip_special_tokens=False)
             self.token_of = backend.id_to_token
         else:
+            self.special = frozenset(tokenizer.all_special_ids)
             self.decode = lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
             self.token_of = str  # every id counts as known; decoding decides
 
