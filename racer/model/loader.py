@@ -173,9 +173,8 @@ def _load_weights(
         options = options | {"attn_implementation": attn_implementation}
     if device.type != "cpu":
         options = options | {"device_map": {"": str(device)}}
-    model, report = AutoModelForCausalLM.from_pretrained(
-        checkpoint.folder, dtype=dtype, output_loading_info=True, **options
-    )
+    from_pretrained: Any = AutoModelForCausalLM.from_pretrained  # typed as if it returned the model alone
+    model, report = from_pretrained(checkpoint.folder, dtype=dtype, output_loading_info=True, **options)
     missing = sorted(report["missing_keys"])
     if missing:  # transformers fills these with random numbers and goes on
         raise ModelError(

@@ -8,10 +8,12 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from typing import Any
 
-from transformers.utils import logging as hf_logging
+import transformers
 
 logger = logging.getLogger(__name__)
+hf_logging: Any = transformers.utils.logging  # its functions bring no types
 
 PATIENCE_S = 10.0
 
