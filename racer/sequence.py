@@ -149,7 +149,8 @@ class Sequence:
             self._new_text.append(self._text.flush())
         self.stats.completion_tokens = self.decided
         with_logprobs = self.params.logprobs is not None
-        prompt_logprobs = self.prompt_logprobs if self.cached >= self.prompt_length else None
+        scored = self.prompt_logprobs is not None and len(self.prompt_logprobs) == self.prompt_length
+        prompt_logprobs = self.prompt_logprobs if scored else None
         output = StepOutput(
             request_id=self.request.request_id,
             choice=self.choice,
