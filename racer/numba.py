@@ -49,7 +49,7 @@ def njit(function: Function) -> Function:
 
 
 def leaf(function: Function) -> Function:
-    """The same for a kernel that allocates no array: it need not count references to those it is handed.
+    """The same for a kernel that neither allocates nor returns an array: it counts no references to those it is handed.
 
     Counting costs more than the work of a small kernel (drafting took five times as long with it).
     """

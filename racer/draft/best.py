@@ -11,8 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from racer.draft.automaton import ABSENT, COUNT, FIRST, NEXT, TOKEN, TOTAL, find, live_state
-from racer.draft.frontier import Bytes, Frontier, Nodes, new_frontier, new_nodes, offer, put_node, take_best
-from racer.draft.known import Floats, Ints, Known, Limits, TrieView
+from racer.draft.frontier import (
+    Bytes,
+    Frontier,
+    Nodes,
+    Tree,
+    finished,
+    new_frontier,
+    new_nodes,
+    offer,
+    put_node,
+    take_best,
+)
+from racer.draft.known import Arrays, Floats, Ints, Known, Limits, TrieView, known_of
 from racer.draft.logits import find_row
 from racer.draft.sources import POOL_COUNT, POOL_FIRST, POOL_NEXT, POOL_TOKEN, POOL_TOTAL, PoolView, pool_child
 from racer.numba import leaf, njit
@@ -177,9 +188,9 @@ def _expand(
 
 
 @njit
-def grow_best(root: int, known: Known, params: BestParams, limits: Limits) -> tuple[Nodes, int]:
+def grow_best(root: int, arrays: Arrays, params: BestParams, limits: Limits) -> Tree:
     """The ``budget`` nodes most likely to be accepted, most likely first; every prefix of them is itself a tree."""
-    budget = limits.budget
+    known, budget = known_of(arrays), limits.budget
     nodes, frontier = new_nodes(budget, root), new_frontier(budget)
     states = np.empty((budget, params.max_match + 1), np.int32)
     pooled = np.empty(budget, np.int32)
@@ -211,4 +222,4 @@ def grow_best(root: int, known: Known, params: BestParams, limits: Limits) -> tu
         child = pool_child(known.pool.rows, pooled[parent], token) if pooled[parent] != ABSENT else 0
         pooled[size] = child if child != 0 else ABSENT
         size += 1
-    return nodes, size
+    return finished(nodes, size)
