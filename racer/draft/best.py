@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from racer.draft.automaton import ABSENT, COUNT, FIRST, NEXT, TOKEN, TOTAL, find, live_state
 from racer.draft.frontier import (
@@ -33,6 +34,10 @@ _RETRIEVAL = int(Source.RETRIEVAL)
 _LOGITS = int(Source.LOGITS)
 _STORE = int(Source.STORE)
 
+_MIX_ROOM = 256  # children of one node that are considered; what the surest sources name comes first
+
+Shorts = NDArray[np.int16]
+
 
 class BestParams(NamedTuple):
     """Tuning of the mixture. Measured on the demo model; shares are of the probability still unclaimed.
@@ -54,24 +59,44 @@ class BestParams(NamedTuple):
 
 
 class _Mix(NamedTuple):
-    """Children of one node while their sources are mixed; ``weight`` is the largest contribution, by ``source``."""
+    """Children of one node while their sources are mixed; ``weight`` is the largest contribution, by ``source``.
 
+    ``places`` is an open-addressing hash from token to place + 1, twice as large as the other arrays.
+    """
+
+    places: Shorts
     tokens: Ints
     probs: Floats
     weights: Floats
     sources: Bytes
 
 
+@njit
+def _new_mix() -> _Mix:
+    return _Mix(
+        np.zeros(2 * _MIX_ROOM, np.int16),
+        np.empty(_MIX_ROOM, np.int32),
+        np.empty(_MIX_ROOM, np.float32),
+        np.empty(_MIX_ROOM, np.float32),
+        np.empty(_MIX_ROOM, np.uint8),
+    )
+
+
 @leaf
 def _add(mix: _Mix, size: int, token: int, weight: float, source: int) -> int:
-    for i in range(size):
+    mask = mix.places.shape[0] - 1
+    slot = (token ^ (token >> 9)) & mask
+    while mix.places[slot] != 0:
+        i = mix.places[slot] - 1
         if mix.tokens[i] == token:
             mix.probs[i] += weight
             if weight > mix.weights[i]:
                 mix.weights[i] = weight
                 mix.sources[i] = source
             return size
+        slot = (slot + 1) & mask
     if size < mix.tokens.shape[0]:
+        mix.places[slot] = size + 1
         mix.tokens[size] = token
         mix.probs[size] = weight
         mix.weights[size] = weight
@@ -119,6 +144,7 @@ def _mix_children(
 ) -> int:
     """Fill ``mix`` with the children of a node; returns how many. ``states`` are the trie nodes of its last tokens."""
     size, rest = 0, 1.0
+    mix.places[:] = 0
     store_total = known.pool.rows[pooled, POOL_TOTAL] if pooled != ABSENT else 0
     store_length = min(known.pool.matched + depth, params.max_match)
     for length in range(params.max_match, 0, -1):
@@ -195,13 +221,7 @@ def grow_best(root: int, arrays: Arrays, params: BestParams, limits: Limits) -> 
     states = np.empty((budget, params.max_match + 1), np.int32)
     pooled = np.empty(budget, np.int32)
     keys = np.empty(budget, np.float32)
-    room_mix = 2 * params.scan + known.table.tokens.shape[1] + known.prior.tokens.shape[1]
-    mix = _Mix(
-        np.empty(room_mix, np.int32),
-        np.empty(room_mix, np.float32),
-        np.empty(room_mix, np.float32),
-        np.empty(room_mix, np.uint8),
-    )
+    mix = _new_mix()
     _root_states(known.trie, states[0])
     pooled[0], keys[0], size = 0, 1.0, 1
     while True:

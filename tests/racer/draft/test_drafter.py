@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def prior_table(vocab: int = VOCAB, seed: int = 5) -> PriorTable:
 PRIOR = prior_table()
 
 
-def drafter(prior: PriorTable | None = PRIOR, vocab: int = VOCAB, **settings: object) -> Drafter:
+def drafter(prior: PriorTable | None = PRIOR, vocab: int = VOCAB, **settings: Any) -> Drafter:
     return Drafter(EngineConfig(**settings), vocab, prior)
 
 
@@ -203,7 +204,7 @@ def test_arrays_of_any_kind_are_taken(kind: str) -> None:
     expected.learn_text(text)
     expected.learn_logits(text[:3], tops, probs)
 
-    def converted(array: np.ndarray) -> object:
+    def converted(array: np.ndarray) -> Any:
         if kind == "list":
             return array.tolist()
         if kind == "int64":
