@@ -28,7 +28,9 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
     if not tokenizer.chat_template:
         raise InputError("this model has no chat template; give it a plain prompt instead of messages")
     try:
-        text = tokenizer.apply_chat_template([dict(message) for message in messages], tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
     except Exception as error:  # a template is a program of the model's author: it raises what it likes
         raise InputError(f"the model's chat template refuses these messages ({error}); change them") from error
     return list(tokenizer.encode(text, add_special_tokens=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -18,6 +18,7 @@ _COMMON: dict[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": 512,
     "initializer_range": 0.1,
+    "tie_word_embeddings": False,  # tied, a random model mostly repeats its input
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": None,
@@ -60,7 +61,7 @@ def tiny_config(family: str, **values: Any) -> PreTrainedConfig:
     """A configuration of ``family`` small enough for tests; ``values`` override."""
     own = FAMILIES[family]
     if family == "gpt2":  # takes its own names only
-        own = own | {name: _COMMON[name] for name in ("vocab_size", "initializer_range")}
+        own = own | {name: _COMMON[name] for name in ("vocab_size", "initializer_range", "tie_word_embeddings")}
         own = own | {"bos_token_id": None, "eos_token_id": None}
     else:
         own = _COMMON | own
@@ -70,21 +71,21 @@ def tiny_config(family: str, **values: Any) -> PreTrainedConfig:
 def tiny_model(family: str, *, seed: int = 0, attn_implementation: str = "eager", **values: Any) -> PreTrainedModel:
     """Random weights for ``tiny_config(family, **values)``, float32, in evaluation mode; the same for a seed."""
     config = tiny_config(family, **values)
+    from_config: Any = AutoModelForCausalLM.from_config
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation=attn_implementation, dtype=torch.float32
-        )
-    return model.eval()
+        model = from_config(config, attn_implementation=attn_implementation, dtype=torch.float32)
+    return cast(PreTrainedModel, model.eval())
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """259 tokens: <bos> 0, <eos> 1, <pad> 2, then the 256 bytes."""
-    specials = ["<bos>", "<eos>", "<pad>"]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate([*specials, *alphabet])}, merges=[]))
+    """260 tokens: <bos> 0, <eos> 1, <pad> 2, then the 256 bytes, then one merge, "th"."""
+    tokens = ["<bos>", "<eos>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[("t", "h")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    make: Any = PreTrainedTokenizerFast
+    return cast(
+        PreTrainedTokenizerFast,
+        make(tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"),
     )

@@ -61,7 +61,7 @@ def locate(model: str) -> Checkpoint:
     if model == "demo":
         return Checkpoint("demo", demo_folder())
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return _local_folder(model, path)
     if path.is_file():
         return _local_gguf(model, path)
