@@ -53,9 +53,7 @@ class Sequence:
         self._shaper: LogitsShaper | None = None
         if self.params.shapes_logits or self.params.min_tokens:
             self._shaper = LogitsShaper(self.params, request.prompt_token_ids, self._stop_ids, vocab_size)
-        self.prompt_logprobs: list[TokenLogprob | None] | None = (
-            None if self.params.prompt_logprobs is None else [None]
-        )
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None if self.params.prompt_logprobs is None else [None]
         self._begin_output()
 
     def _begin_output(self) -> None:

@@ -72,9 +72,7 @@ def tiny_engine(
 ) -> Engine:
     """An engine over a tiny random model; no prior table unless asked for."""
     config = EngineConfig(**({"prior": False, "cache_bytes": 1 << 23, "budget": 16} | settings))
-    return Engine(
-        config, loaded=loaded(tiny_model(family, **(model or {})), tokenizer, context_length), source=source
-    )
+    return Engine(config, loaded=loaded(tiny_model(family, **(model or {})), tokenizer, context_length), source=source)
 
 
 def prompt(length: int, seed: int = 0, vocab: int = 256) -> tuple[int, ...]:

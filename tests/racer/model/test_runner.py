@@ -76,5 +76,5 @@ def test_self_test_finds_attention_that_mixes_branches(monkeypatch: pytest.Monke
 
 
 def test_a_cache_too_small_for_one_token_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="cache_bytes=10"):
+    with pytest.raises(ConfigError, match="cache_bytes=10 holds fewer"):
         ModelRunner(loaded(tiny_model("llama")).model, 10)
