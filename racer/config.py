@@ -87,4 +87,6 @@ class EngineConfig(Validated):
     max_running: int = Field(64, ge=1, description="sequences decoded in one step")
     prefill_chunk: int = Field(512, ge=1, description="prompt tokens processed in one step, over all requests")
     source_deadline_ms: float = Field(2.0, gt=0.0, description="longest wait for the shared n-gram store in a step")
-    seed: int | None = Field(None, ge=0, lt=2**64, description="seed of requests that bring none; None: fresh entropy for each")
+    seed: int | None = Field(
+        None, ge=0, lt=2**64, description="seed of requests that bring none; None: fresh entropy for each"
+    )

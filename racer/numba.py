@@ -2,7 +2,7 @@
 
 numba stamps a cached kernel with the time and size of the file that holds it, not of the files whose kernels it
 inlines: after an edit of a callee, the caller would go on running the old code. The stamp is therefore widened by a
-digest of every source file beside the kernel's.
+digest of every source file with kernels in the same folder.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def _folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.py")):
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
+        source = path.read_bytes()
+        if b"racer.numba" in source:
+            digest.update(source)
     return digest.hexdigest()
 
 
@@ -49,7 +50,7 @@ def njit(function: Function) -> Function:
 
 
 def leaf(function: Function) -> Function:
-    """The same for a kernel that allocates no array: it need not count references to those it is handed.
+    """The same for a kernel that neither allocates nor returns an array: it counts no references to those it is handed.
 
     Counting costs more than the work of a small kernel (drafting took five times as long with it).
     """

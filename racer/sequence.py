@@ -53,9 +53,7 @@ class Sequence:
         self._shaper: LogitsShaper | None = None
         if self.params.shapes_logits or self.params.min_tokens:
             self._shaper = LogitsShaper(self.params, request.prompt_token_ids, self._stop_ids, vocab_size)
-        self.prompt_logprobs: list[TokenLogprob | None] | None = (
-            None if self.params.prompt_logprobs is None else [None]
-        )
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None if self.params.prompt_logprobs is None else [None]
         self._begin_output()
 
     def _begin_output(self) -> None:
@@ -149,7 +147,8 @@ class Sequence:
             self._new_text.append(self._text.flush())
         self.stats.completion_tokens = self.decided
         with_logprobs = self.params.logprobs is not None
-        prompt_logprobs = self.prompt_logprobs if self.cached >= self.prompt_length else None
+        scored = self.prompt_logprobs is not None and len(self.prompt_logprobs) == self.prompt_length
+        prompt_logprobs = self.prompt_logprobs if scored else None
         output = StepOutput(
             request_id=self.request.request_id,
             choice=self.choice,

@@ -9,10 +9,22 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from racer.draft.automaton import ABSENT, COUNT, FIRST, NEXT, TOKEN, TOTAL, find, live_state
-from racer.draft.frontier import Bytes, Frontier, Nodes, new_frontier, new_nodes, offer, put_node, take_best
-from racer.draft.known import Floats, Ints, Known, Limits, TrieView
+from racer.draft.frontier import (
+    Bytes,
+    Frontier,
+    Nodes,
+    Tree,
+    finished,
+    new_frontier,
+    new_nodes,
+    offer,
+    put_node,
+    take_best,
+)
+from racer.draft.known import Arrays, Floats, Ints, Known, Limits, TrieView, known_of
 from racer.draft.logits import find_row
 from racer.draft.sources import POOL_COUNT, POOL_FIRST, POOL_NEXT, POOL_TOKEN, POOL_TOTAL, PoolView, pool_child
 from racer.numba import leaf, njit
@@ -21,6 +33,10 @@ from racer.types import Source
 _RETRIEVAL = int(Source.RETRIEVAL)
 _LOGITS = int(Source.LOGITS)
 _STORE = int(Source.STORE)
+
+_MIX_ROOM = 256  # children of one node that are considered; what the surest sources name comes first
+
+Shorts = NDArray[np.int16]
 
 
 class BestParams(NamedTuple):
@@ -43,24 +59,44 @@ class BestParams(NamedTuple):
 
 
 class _Mix(NamedTuple):
-    """Children of one node while their sources are mixed; ``weight`` is the largest contribution, by ``source``."""
+    """Children of one node while their sources are mixed; ``weight`` is the largest contribution, by ``source``.
 
+    ``places`` is an open-addressing hash from token to place + 1, twice as large as the other arrays.
+    """
+
+    places: Shorts
     tokens: Ints
     probs: Floats
     weights: Floats
     sources: Bytes
 
 
+@njit
+def _new_mix() -> _Mix:
+    return _Mix(
+        np.zeros(2 * _MIX_ROOM, np.int16),
+        np.empty(_MIX_ROOM, np.int32),
+        np.empty(_MIX_ROOM, np.float32),
+        np.empty(_MIX_ROOM, np.float32),
+        np.empty(_MIX_ROOM, np.uint8),
+    )
+
+
 @leaf
 def _add(mix: _Mix, size: int, token: int, weight: float, source: int) -> int:
-    for i in range(size):
+    mask = mix.places.shape[0] - 1
+    slot = (token ^ (token >> 9)) & mask
+    while mix.places[slot] != 0:
+        i = mix.places[slot] - 1
         if mix.tokens[i] == token:
             mix.probs[i] += weight
             if weight > mix.weights[i]:
                 mix.weights[i] = weight
                 mix.sources[i] = source
             return size
+        slot = (slot + 1) & mask
     if size < mix.tokens.shape[0]:
+        mix.places[slot] = size + 1
         mix.tokens[size] = token
         mix.probs[size] = weight
         mix.weights[size] = weight
@@ -108,6 +144,7 @@ def _mix_children(
 ) -> int:
     """Fill ``mix`` with the children of a node; returns how many. ``states`` are the trie nodes of its last tokens."""
     size, rest = 0, 1.0
+    mix.places[:] = 0
     store_total = known.pool.rows[pooled, POOL_TOTAL] if pooled != ABSENT else 0
     store_length = min(known.pool.matched + depth, params.max_match)
     for length in range(params.max_match, 0, -1):
@@ -177,20 +214,14 @@ def _expand(
 
 
 @njit
-def grow_best(root: int, known: Known, params: BestParams, limits: Limits) -> tuple[Nodes, int]:
+def grow_best(root: int, arrays: Arrays, params: BestParams, limits: Limits) -> Tree:
     """The ``budget`` nodes most likely to be accepted, most likely first; every prefix of them is itself a tree."""
-    budget = limits.budget
+    known, budget = known_of(arrays), limits.budget
     nodes, frontier = new_nodes(budget, root), new_frontier(budget)
     states = np.empty((budget, params.max_match + 1), np.int32)
     pooled = np.empty(budget, np.int32)
     keys = np.empty(budget, np.float32)
-    room_mix = 2 * params.scan + known.table.tokens.shape[1] + known.prior.tokens.shape[1]
-    mix = _Mix(
-        np.empty(room_mix, np.int32),
-        np.empty(room_mix, np.float32),
-        np.empty(room_mix, np.float32),
-        np.empty(room_mix, np.uint8),
-    )
+    mix = _new_mix()
     _root_states(known.trie, states[0])
     pooled[0], keys[0], size = 0, 1.0, 1
     while True:
@@ -211,4 +242,4 @@ def grow_best(root: int, known: Known, params: BestParams, limits: Limits) -> tu
         child = pool_child(known.pool.rows, pooled[parent], token) if pooled[parent] != ABSENT else 0
         pooled[size] = child if child != 0 else ABSENT
         size += 1
-    return nodes, size
+    return finished(nodes, size)

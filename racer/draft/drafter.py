@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from racer.config import Drafts, EngineConfig, TreeShape
 from racer.draft.automaton import Automaton
 from racer.draft.best import BestParams, grow_best
-from racer.draft.known import Known, Limits, PriorView, TableView, TrieView
+from racer.draft.known import Arrays, Limits, PriorView
 from racer.draft.logits import LogitsTable
 from racer.draft.paper import grow_chain, grow_paper
 from racer.draft.prior import PriorTable
@@ -120,30 +120,22 @@ class RequestDrafts:
         if self.drafts is Drafts.OFF or budget <= 1 or max_depth == 0:
             return DraftTree.root_only(root)
         limits = Limits(budget, _ENDLESS if max_depth is None else max_depth, self._drafter.vocab_size)
-        known = self._known(continuations)
+        arrays = self._arrays(continuations)
         if self.tree is TreeShape.BEST:
-            nodes, size = grow_best(root, known, self._drafter.params, limits)
-        else:
-            grow = grow_paper if self.tree is TreeShape.PAPER else grow_chain
-            nodes, size = grow(root, known, self._drafter.config.min_depth, limits)
-        return DraftTree(
-            tokens=nodes.tokens[:size],
-            parents=nodes.parents[:size],
-            depths=nodes.depths[:size],
-            sources=nodes.sources[:size],
-            probs=nodes.probs[:size],
-        )
+            return DraftTree(*grow_best(root, arrays, self._drafter.params, limits))
+        grow = grow_paper if self.tree is TreeShape.PAPER else grow_chain
+        return DraftTree(*grow(root, arrays, self._drafter.config.min_depth, limits))
 
     def feedback(self, tree: DraftTree, accepted_nodes: ArrayLike) -> None:
         """Say which nodes of a verified ``tree`` (indices, int [m]) were accepted."""
 
-    def _known(self, continuations: Sequence[Continuation]) -> Known:
+    def _arrays(self, continuations: Sequence[Continuation]) -> Arrays:
         text, table = self.automaton, self.table
-        return Known(
-            TrieView(text.nodes, text.slots, text.states),
-            TableView(table.slots, table.keys, table.tokens, table.probs),
-            self._prior,
-            pool(continuations if self._uses_text else ()),
+        return (
+            *(text.nodes, text.slots, text.states),
+            *(table.slots, table.keys, table.tokens, table.probs),
+            *self._prior,
+            *pool(continuations if self._uses_text else ()),
         )
 
 

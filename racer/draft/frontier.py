@@ -24,6 +24,10 @@ class Nodes(NamedTuple):
     probs: Floats
 
 
+Tree = tuple[Ints, Ints, Ints, Bytes, Floats]
+"""The fields of a :class:`Nodes`, flat, cut to the nodes in use."""
+
+
 class Frontier(NamedTuple):
     """Candidates for the next node, sorted; only as many are kept as the tree still has room for.
 
@@ -57,6 +61,18 @@ def new_nodes(budget: int, root: int) -> Nodes:
     nodes.sources[0] = 0
     nodes.probs[0] = 1.0
     return nodes
+
+
+@njit
+def finished(nodes: Nodes, size: int) -> Tree:
+    """What a growth kernel returns: the first ``size`` nodes."""
+    return (
+        nodes.tokens[:size],
+        nodes.parents[:size],
+        nodes.depths[:size],
+        nodes.sources[:size],
+        nodes.probs[:size],
+    )
 
 
 @leaf

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from racer.draft.automaton import ABSENT, COUNT, FIRST, NEXT, TOKEN, TOTAL, find, live_state
-from racer.draft.frontier import Frontier, Nodes, new_frontier, new_nodes, offer, put_node, take_best
-from racer.draft.known import Ints, Known, Limits, TableView, TrieView
+from racer.draft.frontier import Frontier, Nodes, Tree, finished, new_frontier, new_nodes, offer, put_node, take_best
+from racer.draft.known import Arrays, Ints, Known, Limits, TableView, TrieView, known_of
 from racer.draft.logits import find_row
 from racer.draft.sources import POOL_COUNT, POOL_FIRST, POOL_NEXT, POOL_TOKEN, POOL_TOTAL, pool_child
 from racer.numba import leaf, njit
@@ -175,11 +175,11 @@ def _fill(nodes: Nodes, size: int, table: TableView, limits: Limits) -> int:
 
 
 @njit
-def grow_paper(root: int, known: Known, min_depth: int, limits: Limits) -> tuple[Nodes, int]:
+def grow_paper(root: int, arrays: Arrays, min_depth: int, limits: Limits) -> Tree:
     """The retrieval tree, then the logits tree; at most ``budget`` nodes in all."""
-    nodes = new_nodes(limits.budget, root)
+    known, nodes = known_of(arrays), new_nodes(limits.budget, root)
     size = _retrieve(nodes, known, min_depth, limits)
-    return nodes, _fill(nodes, size, known.table, limits)
+    return finished(nodes, _fill(nodes, size, known.table, limits))
 
 
 @leaf
@@ -215,9 +215,9 @@ def _longest_continued(trie: TrieView, min_depth: int) -> int:
 
 
 @njit
-def grow_chain(root: int, known: Known, min_depth: int, limits: Limits) -> tuple[Nodes, int]:
+def grow_chain(root: int, arrays: Arrays, min_depth: int, limits: Limits) -> Tree:
     """One path: the longest match's most frequent continuation, then the logits table's first choice after it."""
-    nodes, size = new_nodes(limits.budget, root), 1
+    known, nodes, size = known_of(arrays), new_nodes(limits.budget, root), 1
     length = min(limits.budget, limits.max_depth + 1)
     border, pooled = _longest_continued(known.trie, min_depth), 0
     while size < length:
@@ -236,4 +236,4 @@ def grow_chain(root: int, known: Known, min_depth: int, limits: Limits) -> tuple
         prob = nodes.probs[size - 1] * known.table.probs[row, 0]
         put_node(nodes, size, known.table.tokens[row, 0], size - 1, _LOGITS, prob)
         size += 1
-    return nodes, size
+    return finished(nodes, size)

@@ -90,7 +90,9 @@ def _attend_segment(
     first, mask = segment.mask(window)
     nodes = segment.rows.stop - segment.rows.start
     places = slice(segment.start + first, segment.start + segment.cached + nodes)
-    return _attend(query[:, :, segment.rows], keys[None, :, places], values[None, :, places], mask, scale, softcap, sinks)
+    return _attend(
+        query[:, :, segment.rows], keys[None, :, places], values[None, :, places], mask, scale, softcap, sinks
+    )
 
 
 def _attend(

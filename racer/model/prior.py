@@ -35,7 +35,14 @@ def model_prior(loaded: LoadedModel, runner: ModelRunner, k: int) -> PriorTable:
         _log.info("prior table: %d of %d tokens", done, total)
 
     return cached_prior(
-        cache_dir(), loaded.fingerprint, forward, runner.vocab_size, k, _newline(loaded), chunk=_CHUNK, progress=progress
+        cache_dir(),
+        loaded.fingerprint,
+        forward,
+        runner.vocab_size,
+        k,
+        _newline(loaded),
+        chunk=min(_CHUNK, runner.pool.places - 1),
+        progress=progress,
     )
 
 

@@ -17,6 +17,8 @@ from racer.model.layout import Segment, StepLayout
 
 DEFAULT_CPU_CACHE_BYTES = 1 << 30
 CUDA_CACHE_SHARE = 0.8
+MIN_PLACES = 64
+"""Tokens that the smallest cache holds; the start-up check needs them."""
 
 
 class ModelRunner:
@@ -56,7 +58,6 @@ class ModelRunner:
         logits: Tensor = output.logits[0]
         return logits
 
-
     def copy_places(self, sources: Sequence[NDArray[np.int64]], targets: Sequence[NDArray[np.int64]]) -> None:
         """Copy cache places ``sources`` to ``targets`` (int64 ``[n]``, one array a sequence) in all layers."""
         if sum(map(len, sources)):
@@ -69,10 +70,10 @@ def _places(cache_bytes: int | None, bytes_per_place: int, device: torch.device)
         cache_bytes = DEFAULT_CPU_CACHE_BYTES
         if device.type == "cuda":
             cache_bytes = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE)
-    if cache_bytes < bytes_per_place * 2:
+    if cache_bytes < bytes_per_place * MIN_PLACES:
         raise ConfigError(
-            f"cache_bytes={cache_bytes} holds no token of this model; give it at least {bytes_per_place * 2}, "
-            f"better {bytes_per_place * 1000}"
+            f"cache_bytes={cache_bytes} holds fewer than {MIN_PLACES} tokens of this model; give it at least "
+            f"{bytes_per_place * MIN_PLACES}, better {bytes_per_place * 4096} (4096 tokens)"
         )
     return cache_bytes // bytes_per_place
 

@@ -32,10 +32,10 @@ def check_verifiable(runner: ModelRunner, seed: int = 0) -> None:
     # The text without its last token is cached first, so that the tree hangs from cached keys and values.
     run([_chain(text[:-1], 0)])
     tree = _tree(text[-1], drafts)
-    packed = run([_chain(other, 64), Segment(*tree, start=0, cached=_TEXT - 1)])
+    packed = run([_chain(other, 2 * _TEXT), Segment(*tree, start=0, cached=_TEXT - 1)])
     rows, expected = [packed[:_TEXT]], [_own_attention(runner, other)]
     for branch in _BRANCHES:
-        alone = run([_chain(np.concatenate([text, drafts[list(branch)]]), 128)])
+        alone = run([_chain(np.concatenate([text, drafts[list(branch)]]), 2 * _TEXT)])
         nodes = [0, *(1 + node for node in branch)]
         rows.append(packed[_TEXT:][nodes])
         expected.append(alone[_TEXT - 1 :])

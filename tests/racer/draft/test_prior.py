@@ -58,7 +58,9 @@ def test_another_model_or_k_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.parametrize("damage", ["empty", "garbage", "truncated", "other arrays", "wrong shape", "ids off the vocabulary"])
+@pytest.mark.parametrize(
+    "damage", ["empty", "garbage", "truncated", "other arrays", "wrong shape", "ids off the vocabulary"]
+)
 def test_a_file_that_is_no_good_is_computed_again(tmp_path: Path, damage: str) -> None:
     good = cached(tmp_path, FakeModel())
     path = prior_path(tmp_path, "m", TOP_K)

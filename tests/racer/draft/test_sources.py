@@ -33,7 +33,12 @@ def test_it_is_bounded_and_forgets_the_least_recently_used() -> None:
     assert source.lookup([ints(1)], 50.0)[0], "looked up, hence used"
     source.learn(ints(7, 8))
     assert len(source) == 3
-    assert [bool(found) for found in source.lookup([ints(1), ints(2), ints(3), ints(7)], 50.0)] == [True, False, True, True]
+    assert [bool(found) for found in source.lookup([ints(1), ints(2), ints(3), ints(7)], 50.0)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
     source.learn(np.random.default_rng(0).integers(0, 9999, 5000).astype(np.int32))
     assert len(source) == 3
 
@@ -83,9 +88,9 @@ def test_pooled_as_a_prefix_tree() -> None:
 
 
 def test_only_the_longest_match_is_pooled_and_nonsense_is_dropped() -> None:
-    assert tree_of([Continuation((1,), 9, 2), Continuation((2,), 1, 3), Continuation((), 7, 5), Continuation((3,), 0, 5)]) == {
-        (2,): 1
-    }
+    assert tree_of(
+        [Continuation((1,), 9, 2), Continuation((2,), 1, 3), Continuation((), 7, 5), Continuation((3,), 0, 5)]
+    ) == {(2,): 1}
     assert tree_of([]) == {} == tree_of([Continuation((), 1, 1)])
 
 
