@@ -23,6 +23,7 @@ class Measured:
     """
 
     token_ids: list[int] = field(default_factory=list)
+    text: str = ""
     stats: RequestStats = field(default_factory=RequestStats)
     busy_s: float = 0.0
     step_ms: float = 0.0
@@ -54,6 +55,7 @@ def measure(engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], max_toke
         for output in outputs:
             result = results[output.request_id]
             result.token_ids += output.token_ids
+            result.text += output.text
             result.finished = output.finished
             result.stats = output.stats or result.stats
         started = ended
@@ -81,5 +83,7 @@ def measure_transformers(loaded: LoadedModel, prompts: list[tuple[int, ...]], ma
         token_ids = row[:-1] if row and row[-1] in stops else row
         steps = max(len(row) - 1, 0)
         stats = RequestStats(len(prompt), len(token_ids), decided=len(row), steps=steps)
-        results.append(Measured(token_ids, stats, busy_s, busy_s * 1e3, 0.0, steps, True))
+        results.append(
+            Measured(token_ids, "", stats, busy_s, step_ms=busy_s * 1e3, steps_timed=steps, finished=True)
+        )
     return results

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TextIO
 
 import torch
-from transformers.utils import logging as hf_logging
 
 from racer.config import Drafts, EngineConfig
 from racer.engine import Engine
@@ -75,7 +74,8 @@ def open_engine(config: EngineConfig) -> Engine:
 
     Raises what :class:`racer.engine.Engine` raises.
     """
-    hf_logging.set_verbosity_error()  # its warnings, as over a long prompt, are refusals of ours with a reason
+    # its warnings, as over a long prompt, are refusals of ours with a reason
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     with notices():
         engine = Engine(config)
         if config.drafts is not Drafts.OFF:

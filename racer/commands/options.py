@@ -16,16 +16,15 @@ from pydantic.fields import FieldInfo
 from racer.config import EngineConfig, Validated
 from racer.types import SamplingParams
 
-ENGINE_FLAGS: dict[str, tuple[str, ...]] = {
-    name: ("--" + name.replace("_", "-"),) for name in EngineConfig.model_fields
-} | {"top_k": ("--logits-top-k",)}
-"""Flags of each engine setting. ``--top-k`` is sampling's."""
+_RENAMED = {"top_k": "--logits-top-k"}
+ENGINE_FLAGS = {name: _RENAMED.get(name, "--" + name.replace("_", "-")) for name in EngineConfig.model_fields}
+"""Flag of each engine setting. ``--top-k`` is sampling's."""
 
 _WITHOUT_USE = ("source_deadline_ms",)
 """Settings of the shared n-gram store, which the commands do not attach."""
 
-SAMPLING_FLAGS: dict[str, tuple[str, ...]] = {
-    name: ("--" + name.replace("_", "-"),)
+SAMPLING_FLAGS = {
+    name: "--" + name.replace("_", "-")
     for name in (
         "max_tokens",
         "min_tokens",
@@ -40,7 +39,7 @@ SAMPLING_FLAGS: dict[str, tuple[str, ...]] = {
         "ignore_eos",
     )
 }
-"""Flags of the sampling parameters. ``seed``, ``drafts`` and ``budget`` are the engine's flags."""
+"""Flag of each sampling parameter. ``seed``, ``drafts`` and ``budget`` are the engine's flags."""
 
 
 def add_engine_options(
@@ -48,19 +47,19 @@ def add_engine_options(
 ) -> None:
     """Add a flag for each engine setting but ``skip``; ``aliases`` gives some a second flag."""
     group = parser.add_argument_group("engine")
-    for name, flags in ENGINE_FLAGS.items():
+    for name, flag in ENGINE_FLAGS.items():
         if name not in {*skip, *_WITHOUT_USE}:
             alias = (aliases or {}).get(name)
-            _add(group, EngineConfig, name, (alias, *flags) if alias else flags, "engine")
+            _add(group, EngineConfig, name, (alias, flag) if alias else (flag,), "engine")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, *, skip: Iterable[str] = ()) -> None:
     """Add a flag for each sampling parameter but ``skip``."""
     group = parser.add_argument_group("sampling")
-    for name, flags in SAMPLING_FLAGS.items():
+    for name, flag in SAMPLING_FLAGS.items():
         if name in set(skip):
             continue
-        _add(group, SamplingParams, name, flags, "sampling")
+        _add(group, SamplingParams, name, (flag,), "sampling")
 
 
 def engine_config(args: argparse.Namespace, **changes: Any) -> EngineConfig:
@@ -131,7 +130,8 @@ def _metavar(field: FieldInfo) -> str:
 
 
 def _converter(field: FieldInfo) -> Callable[[str], Any]:
-    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field])
+    allowed: Any = Annotated[field.annotation, field]  # made at run time, which a type checker cannot follow
+    adapter: TypeAdapter[Any] = TypeAdapter(allowed)
 
     def convert(text: str) -> Any:
         try:

@@ -38,13 +38,12 @@ class Difference:
 
 
 def tolerance(logit: float, dtype: torch.dtype) -> float:
-    """Largest gap that rounding can close: two units in the last place of the larger logit, at least 0.05 in half
-    precision (bfloat16, float16) and 1e-4 in float32.
+    """Largest gap between two logits, the larger being ``logit``, that rounding can close.
+
+    Two units in the last place of the larger one, but at least 0.05 in half precision (bfloat16, float16) and 1e-4 in
+    float32.
     """
-    if dtype == torch.float32:
-        least = _FULL_PRECISION_GAP
-    else:
-        least = _HALF_PRECISION_GAP
+    least = _FULL_PRECISION_GAP if dtype == torch.float32 else _HALF_PRECISION_GAP
     ulp = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(max(abs(logit), 1e-30)))
     return max(least, _ULPS * ulp)
 
@@ -53,7 +52,9 @@ def compare(engine: Engine, prompt: tuple[int, ...], plain: list[int], other: li
     """The first difference of two answers to ``prompt``, or None. The engine must be idle."""
     if plain == other:
         return None
-    common = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
+    common = next(
+        (i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other))
+    )
     expected = plain[common] if common < len(plain) else None
     found = other[common] if common < len(other) else None
     logits = _next_logits(engine, [*prompt, *plain[:common]])

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from racer import Engine
+from racer.commands import waves
+from racer.commands.measure import Measured
+from racer.commands.modes import PLAIN, Mode, all_modes, rotated
+from racer.commands.ties import compare, tolerance
+from racer.config import TreeShape
+from racer.draft.drafter import RequestDrafts
+from racer.draft.tree import DraftTree
+from tests.racer.commands.conftest import Command
+
+Write = Callable[..., str]
+KEYS = {
+    "drafts",
+    "tree",
+    "budget",
+    "concurrency",
+    "category",
+    "prompts",
+    "tokens",
+    "steps",
+    "mat",
+    "tok_per_s",
+    "speedup",
+    "accepted_by_source",
+    "draft_ms_per_step",
+    "step_ms",
+    "mismatches",
+    "near_ties",
+}
+QUESTIONS = [
+    {"question_id": 1, "category": "letters", "turns": ["abc abc abc", "again"], "tokenizer": "passed over"},
+    {"question_id": 2, "category": "numbers", "turns": ["1 2 3 4"]},
+    {"question_id": 3, "category": "letters", "turns": ["xyz xyz"]},
+    {"question_id": 4, "category": "letters", "turns": ["a third of its category"]},
+]
+OPTIONS = ("--max-tokens", "16", "--limit-per-category", "2", "--json")
+
+
+def summary(out: str) -> dict[str, Any]:
+    last: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return last
+
+
+def test_rows_and_identity(racer: Command, jsonl: Write) -> None:
+    done = racer(
+        "bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--tree", "best,paper", "--budget", "4,8", "--concurrency", "1,2"
+    )
+    assert done.code == 0 and len(done.out.splitlines()) == 1
+    result = summary(done.out)
+    rows = result["rows"]
+    assert (result["prompts"], result["dtype"], result["mismatches"], result["differences"]) == (3, "float32", 0, [])
+    assert [row["category"] for row in rows] == ["letters"] * 26 + ["numbers"] * 26 + ["all"] * 26
+    modes = {(row["drafts"], row["tree"], row["budget"], row["concurrency"]) for row in rows}
+    drafted = {(d, t, b) for d in ("retrieval", "logits", "racer") for t in ("best", "paper") for b in (4, 8)}
+    assert modes == {(*mode, n) for mode in drafted | {("off", None, None)} for n in (1, 2)}
+    for row in rows:
+        assert row.keys() == KEYS and row["mismatches"] == 0
+        prompts = {"letters": 2, "numbers": 1, "all": 3}[row["category"]]
+        assert (row["prompts"], row["tokens"]) == (prompts, 16 * prompts)
+        assert row["mat"] == round(15 * prompts / row["steps"], 4) and row["tok_per_s"] > 0 and row["step_ms"] > 0
+        if row["drafts"] == "off":
+            assert (row["mat"], row["speedup"], sum(row["accepted_by_source"].values())) == (1.0, 1.0, 0)
+        accepted = sum(row["accepted_by_source"].values())
+        assert accepted == 15 * prompts - row["steps"] or row["drafts"] != "racer"
+    assert max(row["mat"] for row in rows) > 1.2
+
+
+def test_table_comes_before_the_json(racer: Command, jsonl: Write) -> None:
+    out = racer("bench", "--data", jsonl(*QUESTIONS), "--max-tokens", "4", "--drafts", "racer").out
+    assert [line for line in out.splitlines() if line.startswith("==")] == ["== letters", "== numbers", "== all"]
+    assert out.count("racer best 8") == 3 and summary(out)["rows"][0]["drafts"] == "off"
+
+
+def test_suites_have_rows_of_their_own(racer: Command, jsonl: Write) -> None:
+    first, second = jsonl(*QUESTIONS[:2], name="spec.jsonl"), jsonl({"prompt": "def f"}, name="code.jsonl")
+    out = racer("bench", "--data", first, "--data", second, *OPTIONS, "--drafts", "off").out
+    assert [(row["category"], row["prompts"]) for row in summary(out)["rows"]] == [
+        ("spec", 2),
+        ("spec/letters", 1),
+        ("spec/numbers", 1),
+        ("code", 1),
+        ("all", 3),
+    ]
+
+
+def test_all_turns_continue_plain_answers(racer: Command, jsonl: Write, engine: Engine) -> None:
+    out = racer("bench", "--data", jsonl(*QUESTIONS[:2]), *OPTIONS, "--turns", "all", "--drafts", "racer").out
+    rows = {(row["drafts"], row["category"]): row for row in summary(out)["rows"]}
+    assert [rows["racer", group]["tokens"] for group in ("letters", "numbers", "all")] == [32, 16, 48]
+    assert rows["racer", "all"]["mismatches"] == 0
+
+
+def test_model_generate_is_a_mode(racer: Command, jsonl: Write) -> None:
+    out = racer("bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--drafts", "off,generate").out
+    rows = summary(out)["rows"]
+    assert [(row["drafts"], row["mismatches"]) for row in rows] == [("off", 0), ("generate", 0)] * 3
+    assert rows[-1]["tokens"] == 48 and rows[-1]["mat"] == 1.0 and rows[-1]["draft_ms_per_step"] is None
+
+
+def test_a_mode_that_decodes_other_tokens_is_found(
+    racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every answer of one mode is bent at its fifth token; nothing else may be reported."""
+    measure = waves.measure
+
+    def bent(engine: Engine, mode: Mode, prompts: Any, max_tokens: int) -> list[Measured]:
+        results = measure(engine, mode, prompts, max_tokens)
+        if mode.tree is TreeShape.PAPER:
+            for result in results:
+                result.token_ids[4] = (result.token_ids[4] + 1) % 256
+        return results
+
+    monkeypatch.setattr(waves, "measure", bent)
+    done = racer("bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--drafts", "racer", "--tree", "best,paper")
+    result = summary(done.out)
+    assert done.code == 1 and "error: 3 answers differ from plain decoding's" in done.err
+    assert (result["mismatches"], result["near_ties"]) == (3, 0)
+    assert {(d["mode"], d["position"]) for d in result["differences"]} == {("racer paper 8", 4)}
+    assert [d["id"] for d in result["differences"]] == [1, 2, 3]
+    assert all(row["mismatches"] == (row["prompts"] if row["tree"] == "paper" else 0) for row in result["rows"])
+
+
+def test_verification_that_accepts_anything_is_found(
+    racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault in the engine itself: the tree's first child is taken for the model's choice."""
+    from racer import engine as module
+    from racer.verify.accept import walk
+
+    def gullible(tree: DraftTree, choose: Any, decide: Any) -> Any:
+        return walk(tree, lambda node: int(tree.tokens[1]) if len(tree) > 1 and not node else choose(node), decide)
+
+    monkeypatch.setattr(module, "walk", gullible)
+    done = racer("bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--drafts", "racer")
+    assert done.code == 1 and summary(done.out)["mismatches"] > 0
+
+
+def test_a_difference_is_a_near_tie_only_within_rounding(engine: Engine) -> None:
+    prompt = (5, 6, 7)
+    from tests.racer.engine.helpers import answer
+
+    plain = answer(engine, prompt, max_tokens=6, logprobs=2)
+    second, gap = plain.logprobs[3].top[1][0], plain.logprobs[3].top[0][1] - plain.logprobs[3].top[1][1]
+    other = [*plain.token_ids[:3], second, 9]
+    found = compare(engine, prompt, plain.token_ids, other)
+    assert found is not None and (found.position, found.plain_token, found.token) == (3, plain.token_ids[3], second)
+    assert found.gap == pytest.approx(gap, abs=1e-4) and found.near_tie == (gap < 1e-4)
+    assert compare(engine, prompt, plain.token_ids, plain.token_ids) is None
+    ended = compare(engine, prompt, plain.token_ids, plain.token_ids[:2])
+    assert ended is not None and (ended.position, ended.token, ended.near_tie) == (2, None, False)
+
+
+def test_tolerance_is_two_units_in_the_last_place() -> None:
+    assert tolerance(20.0, torch.bfloat16) == 2 * 2**-7 * 16
+    assert tolerance(0.5, torch.bfloat16) == tolerance(0.0, torch.bfloat16) == 0.05
+    assert tolerance(-20.0, torch.float32) == tolerance(0.1, torch.float32) == 1e-4
+
+
+def test_modes_take_turns() -> None:
+    modes = all_modes(["racer", "off", "generate"], [TreeShape.BEST, TreeShape.CHAIN], [4])
+    assert modes == [PLAIN, Mode("racer", TreeShape.BEST, 4), Mode("racer", TreeShape.CHAIN, 4), Mode("generate")]
+    assert [rotated(modes, turn)[0] for turn in range(5)] == [*modes, PLAIN]
+    assert all(set(rotated(modes, turn)) == set(modes) for turn in range(4))
+
+
+def test_each_mode_grows_its_own_tree(racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    grown: set[tuple[str, str, int]] = set()
+    propose = RequestDrafts.propose
+
+    def spied(self: RequestDrafts, budget: int, *args: Any, **kwargs: Any) -> DraftTree:
+        grown.add((str(self.drafts), str(self.tree), budget))
+        return propose(self, budget, *args, **kwargs)
+
+    monkeypatch.setattr(RequestDrafts, "propose", spied)
+    monkeypatch.setattr("racer.draft.drafter.Drafter.warm_up", lambda self: None)
+    racer("bench", "--data", jsonl(*QUESTIONS[:1]), *OPTIONS, "--tree", "chain,best", "--drafts", "racer,logits", "--budget", "3,5")
+    assert grown == {(d, t, b) for d in ("racer", "logits") for t in ("chain", "best") for b in (3, 5)}

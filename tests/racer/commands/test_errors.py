@@ -1,0 +1,153 @@
+"""Bad input: one sentence on stderr, exit 2, nothing on stdout, no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import racer.commands.generate
+from racer.commands import main
+from tests.racer.commands.conftest import SETTINGS, Command, Done
+
+Write = Callable[..., str]
+
+
+def refused(done: Done, *parts: str) -> None:
+    sentences = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert done.code == 2 and done.out.strip() == "" and len(sentences) == 1, done
+    assert all(part in sentences[0] for part in parts), sentences
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("command", [("generate", "--prompt", "x"), ("run",)])
+def test_no_such_model(racer: Command, command: tuple[str, ...]) -> None:
+    refused(racer(*command, model="/no/such/model"), "model '/no/such/model'", "no such file or folder")
+
+
+def test_unsupported_architecture(racer: Command, tmp_path: Path) -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    from tests.tiny import byte_tokenizer
+
+    config = MambaConfig(vocab_size=260, hidden_size=16, state_size=4, num_hidden_layers=2, expand=1)
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    refused(racer("generate", "--prompt", "x", model=str(tmp_path)), "'mamba' cannot be verified with drafts")
+
+
+@pytest.mark.parametrize("command, option", [("generate", "--input"), ("bench", "--data")])
+def test_file_missing_empty_or_a_folder(
+    racer: Command, jsonl: Write, tmp_path: Path, command: str, option: str
+) -> None:
+    refused(racer(command, option, "/no/such.jsonl"), "/no/such.jsonl: cannot be read (No such file or directory)")
+    refused(racer(command, option, str(tmp_path)), f"{tmp_path}: cannot be read (Is a directory)")
+    for lines in ((), ("", "  ")):
+        source = jsonl(*lines)
+        refused(racer(command, option, source), f"{source}: the file is empty")
+
+
+@pytest.mark.parametrize("command", [("generate", "--prompt"), ("run", "--prompt")])
+def test_prompt_over_the_context(racer: Command, command: tuple[str, ...]) -> None:
+    done = racer(*command, "long " * 200)
+    refused(done, "tokens, but the context of 512 leaves room", "shorten the prompt")
+
+
+@pytest.mark.parametrize("command", [("generate", "--prompt", "x"), ("run",), ("bench", "--data", "x.jsonl")])
+@pytest.mark.parametrize(
+    "option, value, reason",
+    [
+        ("--budget", "0", "greater than or equal to 1"),
+        ("--budget", "many", "valid integer"),
+        ("--tree", "oak", "'best', 'paper' or 'chain'"),
+        ("--drafts", "magic", "'magic' is not valid"),
+        ("--dtype", "int3", "'auto', 'bfloat16', 'float16' or 'float32'"),
+        ("--max-tokens", "0", "greater than or equal to 1"),
+    ],
+)
+def test_value_out_of_range(
+    racer: Command, command: tuple[str, ...], option: str, value: str, reason: str
+) -> None:
+    refused(racer(*command, option, value), f"argument {option}", repr(value), reason)
+
+
+@pytest.mark.parametrize(
+    "options, parts",
+    [
+        (("--top-p", "2"), ("argument --top-p: '2' is not valid", "less than or equal to 1")),
+        (("--temperature", "-1"), ("argument --temperature: '-1'",)),
+        (("--temperature", "nan"), ("argument --temperature: 'nan'",)),
+        (("--concurrency", "0"), ("argument --concurrency/--max-running: '0'",)),
+        (("--stop", ""), ("stop string must not be empty",)),
+        (("--device", "gpu"), ("device='gpu'",)),
+        (("--max-tokens", "9999"), ("max_tokens asks for 9999", "ask for at most")),
+        (("--cache-bytes", "1"), ("cache_bytes=1",)),
+        (("--colour",), ("unrecognized arguments: --colour",)),
+        (("--budge", "3"), ("unrecognized arguments: --budge",)),
+    ],
+)
+def test_generate_options(racer: Command, options: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    refused(racer("generate", "--prompt", "x", *options), *parts)
+
+
+def test_bench_and_prompt_combinations(racer: Command, jsonl: Write) -> None:
+    source = jsonl({"prompt": "a"})
+    refused(racer("bench", "--data", source, "--drafts", "off,,racer"), "argument --drafts", "''")
+    refused(racer("bench", "--data", source, "--drafts", "generate", "--concurrency", "1,2"), "--concurrency 1")
+    refused(racer("bench", "--data", jsonl({"prompt": "a"}, "{", name="bad.jsonl")), "bad.jsonl:2: the line is not JSON")
+    refused(racer("generate", "--prompt", ""), "--prompt is empty")
+    refused(racer("generate", "--prompt", "a", "--input", source), "not allowed with argument --prompt")
+    refused(racer("generate", "--input", source, "--chat"), "--chat goes with --prompt")
+    refused(racer("generate"), "one of the arguments --prompt --input is required")
+    refused(racer("generate", "--input", source, "--output", source), "input and output are the same file")
+    assert json.loads(Path(source).read_text()) == {"prompt": "a"}
+
+
+def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    refused(Done(2, *capsys.readouterr()), "COMMAND")
+
+
+def test_output_that_cannot_be_written(
+    racer: Command, jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = jsonl({"prompt": "a"})
+    full = racer("generate", "--input", source, "--output", "/dev/full", "--max-tokens", "2")
+    refused(full, "/dev/full: cannot be written (No space left on device)")
+
+    def never(*_: Any) -> None:
+        raise AssertionError("an output that cannot be opened is noticed before the model is loaded")
+
+    monkeypatch.setattr(racer_generate, "open_engine", never)
+    target = str(tmp_path / "none" / "out.jsonl")
+    refused(racer("generate", "--input", source, "--output", target), target, "No such file or directory")
+
+
+racer_generate = racer.commands.generate
+
+
+def spawn(folder: Path, *options: str, **streams: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "racer", *options, "--model", str(folder), *SETTINGS]
+    return subprocess.Popen(command, text=True, stderr=subprocess.PIPE, **streams)
+
+
+def test_stdout_full_or_closed(chat_folder: Path, jsonl: Write) -> None:
+    """In processes of their own: the interpreter's last flush must not complain either."""
+    ask = ("generate", "--prompt", "x", "--max-tokens", "4")
+    with open("/dev/full", "w") as full:
+        to_full = spawn(chat_folder, *ask, stdout=full)
+    reader, writer = os.pipe()
+    os.close(reader)
+    to_nobody = spawn(chat_folder, *ask, stdout=writer)
+    os.close(writer)
+    errors = to_full.communicate()[1]
+    assert to_full.returncode == 2
+    assert errors.splitlines()[-1] == "error: the output cannot be written (No space left on device)"
+    errors = to_nobody.communicate()[1]
+    assert to_nobody.returncode == 141 and "error" not in errors.lower() and "Traceback" not in errors
