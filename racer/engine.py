@@ -93,7 +93,7 @@ class Engine:
                     self.loaded.eos_token_ids,
                     self.runner.vocab_size,
                     None if drafts is Drafts.OFF else self.drafter.open(drafts, self.config.tree),
-                    OutputText(self.tokenizer, params.stop) if self.tokenizer is not None else None,
+                    OutputText(self.tokenizer, params.stop),
                 )
             )
         self._open[request.request_id] = sequences
@@ -172,8 +172,9 @@ class Engine:
         return outputs + decided
 
     def _budget(self, sequence: Sequence) -> int:
-        """Nodes that the sequence's tree may have, root included. A draft deeper than what may still be decided is
-        useless, so the last token is decided without one.
+        """Nodes that the sequence's tree may have, root included.
+
+        A draft deeper than what may still be decided is useless, so the last token is decided without one.
         """
         if sequence.drafts is None or sequence.remaining <= 1:
             return 1

@@ -47,7 +47,5 @@ def model_prior(loaded: LoadedModel, runner: ModelRunner, k: int) -> PriorTable:
 
 
 def _newline(loaded: LoadedModel) -> int:
-    if loaded.tokenizer is None:
-        return 0
     ids = loaded.tokenizer("\n", add_special_tokens=False).input_ids
     return int(ids[-1]) if ids else 0
