@@ -41,15 +41,16 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self.special = frozenset(tokenizer.all_special_ids)
+        self.special: frozenset[int]
         self.decode: Callable[[list[int]], str]
         self.token_of: Callable[[int], str | None]
         if backend is not None:
             added = backend.get_added_tokens_decoder().items()
-            self.special |= {token_id for token_id, token in added if token.special}
+            self.special = frozenset(token_id for token_id, token in added if token.special)
             self.decode = partial(backend.decode, skip_special_tokens=False)
             self.token_of = backend.id_to_token
         else:
+            self.special = frozenset(tokenizer.all_special_ids)
             self.decode = lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
             self.token_of = str  # every id counts as known; decoding decides
 
