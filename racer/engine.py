@@ -92,7 +92,7 @@ class Engine:
                     max_new,
                     self.loaded.eos_token_ids,
                     self.runner.vocab_size,
-                    None if drafts is Drafts.OFF else self.drafter.open(drafts, self.config.tree),
+None if drafts is Drafts.OFF else self.drafter.open(drafts, params.tree),
                     OutputText(self.tokenizer, params.stop),
                 )
             )

@@ -1,0 +1,85 @@
+"""Timing one mode over one wave of prompts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from racer.commands.modes import Mode
+from racer.engine import Engine
+from racer.model.loader import LoadedModel
+from racer.types import Request, RequestStats
+
+
+@dataclass
+class Measured:
+    """One prompt decoded in one mode. Times are wall-clock.
+
+    busy_s    its share of the wave's time: each step's time is divided equally among the requests it served
+    step_ms, draft_ms  summed over the ``steps_timed`` steps that verified for it, whole steps, not shares
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    stats: RequestStats = field(default_factory=RequestStats)
+    busy_s: float = 0.0
+    step_ms: float = 0.0
+    draft_ms: float = 0.0
+    steps_timed: int = 0
+    finished: bool = False
+
+
+def measure(engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], max_tokens: int) -> list[Measured]:
+    """Decode the prompts together, all at once, greedily. The engine must be idle."""
+    results: dict[str, Measured] = {}
+    started = time.perf_counter()
+    for prompt in prompts:
+        room = engine.context_length - len(prompt)
+        request = Request(prompt, mode.params(min(max_tokens, max(room, 1))))
+        engine.add(request)
+        results[request.request_id] = Measured()
+    while engine.has_work:
+        outputs = engine.step()
+        ended = time.perf_counter()
+        served = [result for result in results.values() if not result.finished]
+        latest = engine.metrics.recent[-1]
+        for result in served:
+            result.busy_s += (ended - started) / len(served)
+            if result.token_ids:  # before that it was being prefilled
+                result.step_ms += latest.step_ms
+                result.draft_ms += latest.draft_ms
+                result.steps_timed += 1
+        for output in outputs:
+            result = results[output.request_id]
+            result.token_ids += output.token_ids
+            result.finished = output.finished
+            result.stats = output.stats or result.stats
+        started = ended
+    return list(results.values())
+
+
+@torch.inference_mode()
+def measure_transformers(loaded: LoadedModel, prompts: list[tuple[int, ...]], max_tokens: int) -> list[Measured]:
+    """Decode the prompts one by one with ``model.generate``, greedily."""
+    results = []
+    model: Any = loaded.model  # its generate() is untyped
+    stops = loaded.eos_token_ids
+    for prompt in prompts:
+        started = time.perf_counter()
+        ids = torch.tensor([prompt], device=loaded.device)
+        row = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=sorted(stops) or None,
+            pad_token_id=min(stops, default=0),
+        )[0, len(prompt) :].tolist()
+        busy_s = time.perf_counter() - started
+        token_ids = row[:-1] if row and row[-1] in stops else row
+        steps = max(len(row) - 1, 0)
+        stats = RequestStats(len(prompt), len(token_ids), decided=len(row), steps=steps)
+        results.append(Measured(token_ids, stats, busy_s, busy_s * 1e3, 0.0, steps, True))
+    return results

@@ -1,0 +1,111 @@
+"""Opening an engine for a command, saying on stderr what takes long."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+import torch
+from transformers.utils import logging as hf_logging
+
+from racer.config import Drafts, EngineConfig
+from racer.engine import Engine
+
+PATIENCE_S = 3.0
+_REPEAT_S = 5.0
+
+
+class Notices(logging.Handler):
+    """What the engine reports while it opens, one line each; on a terminal a line replaces the one before.
+
+    Elsewhere a report that only counts on (the same text but for its digits) comes every few seconds at most.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(logging.INFO)
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._latest = ""
+        self._told_s = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one report."""
+        text = record.getMessage()
+        if self._terminal:
+            self._stream.write(f"\r\x1b[K{text}")
+        else:
+            kind = "".join(character for character in text if not character.isdigit())
+            now = time.monotonic()
+            if kind == self._latest and now - self._told_s < _REPEAT_S:
+                return
+            self._latest, self._told_s = kind, now
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Clear the terminal's line."""
+        if self._terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+        super().close()
+
+
+@contextmanager
+def notices() -> Iterator[None]:
+    """Show the package's reports on stderr inside the block."""
+    logger, handler = logging.getLogger("racer"), Notices(sys.stderr)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+def open_engine(config: EngineConfig) -> Engine:
+    """An engine whose draft kernels are compiled, with one line on stderr about what it resolved to.
+
+    Raises what :class:`racer.engine.Engine` raises.
+    """
+    hf_logging.set_verbosity_error()  # its warnings, as over a long prompt, are refusals of ours with a reason
+    with notices():
+        engine = Engine(config)
+        if config.drafts is not Drafts.OFF:
+            _warm_up(engine)
+    print(describe(engine), file=sys.stderr, flush=True)
+    return engine
+
+
+def describe(engine: Engine) -> str:
+    """The settings that decide what a run does and how fast, in one line."""
+    config, loaded = engine.config, engine.loaded
+    drafts = f"drafts {config.drafts}"
+    if config.drafts is not Drafts.OFF:
+        drafts += f" ({config.tree} tree, budget {config.budget})"
+    return (
+        f"{loaded.name}: {dtype_name(engine)} on {loaded.device}, {torch.get_num_threads()} threads, "
+        f"context {engine.context_length}, {drafts}"
+    )
+
+
+def dtype_name(engine: Engine) -> str:
+    """The weights' dtype as the command line spells it."""
+    return str(engine.loaded.dtype).removeprefix("torch.")
+
+
+def _warm_up(engine: Engine) -> None:
+    timer = threading.Timer(PATIENCE_S, logging.getLogger(__name__).info, ("compiling the draft kernels, once",))
+    timer.daemon = True
+    timer.start()
+    try:
+        engine.drafter.warm_up()
+    finally:
+        timer.cancel()

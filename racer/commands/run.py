@@ -1,0 +1,99 @@
+"""``python -m racer run``: show one answer being decoded, and what drafts gained."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from racer.commands.colour import ColouredText, legend, wants_colour
+from racer.commands.conversations import Answer, encode
+from racer.commands.opening import open_engine
+from racer.commands.options import add_engine_options, add_sampling_options, engine_config, sampling_values
+from racer.commands.ties import compare
+from racer.config import Drafts
+from racer.engine import Engine
+from racer.errors import ConfigError
+from racer.text import render_chat
+from racer.types import Request, SamplingParams
+
+SUMMARY = "show an answer being decoded, accepted drafts coloured"
+DESCRIPTION = (
+    "Stream the answer to a prompt, accepted draft tokens coloured by source; then decode it again without drafts and "
+    "compare speed and tokens."
+)
+PROMPT = "Write a Python function that checks whether a number is prime, and explain how it works."
+MAX_TOKENS = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    parser.add_argument("--prompt", metavar="TEXT", default=PROMPT, help=f"what to ask the model (default: {PROMPT})")
+    add_engine_options(parser, skip=("max_running",))
+    add_sampling_options(parser, skip=("stop",))
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Decode twice and report."""
+    if not args.prompt:
+        raise ConfigError("--prompt is empty; give it some text")
+    config = engine_config(args, max_running=1)
+    values = {"max_tokens": None, "seed": 0 if config.seed is None else config.seed} | sampling_values(args)
+    SamplingParams(**values)
+    engine = open_engine(config)
+    prompt = _prompt(engine, args.prompt)
+    if values["max_tokens"] is None:
+        values["max_tokens"] = max(1, min(MAX_TOKENS, engine.context_length - len(prompt)))
+    params = SamplingParams(**values)
+    coloured = wants_colour(sys.stdout)
+    if coloured:
+        print(legend(), end="\n\n")
+    drafted = _decode(engine, prompt, params, ColouredText(engine.tokenizer, coloured))
+    print("\n", flush=True)
+    plain = _decode(engine, prompt, params.model_copy(update={"drafts": Drafts.OFF}), None)
+    print(_figures(config.drafts, drafted, plain), _verdict(engine, prompt, drafted, plain), sep="; ", flush=True)
+    return 0
+
+
+def _prompt(engine: Engine, text: str) -> tuple[int, ...]:
+    """As a chat message where the model knows chats, else as plain text."""
+    if engine.tokenizer.chat_template:
+        return tuple(render_chat(engine.tokenizer, [{"role": "user", "content": text}]))
+    return tuple(encode(engine.tokenizer, text))
+
+
+def _decode(engine: Engine, prompt: tuple[int, ...], params: SamplingParams, shown: ColouredText | None) -> Answer:
+    """Decode to the end; with ``shown``, print what each step delivers."""
+    answer = Answer(time.perf_counter())
+    for output in engine.generate([Request(prompt, params)]):
+        answer.take(output)
+        if shown is not None:
+            print(shown.push(output.token_ids, output.sources), end="", flush=True)
+    if shown is not None:
+        print(shown.flush(), end="")
+    return answer
+
+
+def _figures(drafts: str, drafted: Answer, plain: Answer) -> str:
+    parts = []
+    for name, answer in ((f"drafts {drafts}", drafted), ("plain", plain)):
+        rate = answer.stats.completion_tokens / answer.elapsed_s
+        parts.append(
+            f"{name}: {answer.stats.completion_tokens} tokens, {answer.stats.steps} steps, MAT {answer.stats.mat:.2f}, "
+            f"{rate:.1f} tok/s"
+        )
+    return " | ".join(parts)
+
+
+def _verdict(engine: Engine, prompt: tuple[int, ...], drafted: Answer, plain: Answer) -> str:
+    gain = f"{plain.elapsed_s / drafted.elapsed_s * _tokens_ratio(drafted, plain):.2f}x"
+    difference = compare(engine, prompt, plain.token_ids, drafted.token_ids)
+    if difference is None:
+        return f"{gain}, same tokens"
+    cause = "a near tie of two tokens in this dtype" if difference.near_tie else "NOT a near tie"
+    return f"{gain}, tokens differ from number {difference.position + 1} on ({cause})"
+
+
+def _tokens_ratio(drafted: Answer, plain: Answer) -> float:
+    """Makes the gain one of rates, should the two answers differ in length."""
+    return drafted.stats.completion_tokens / max(plain.stats.completion_tokens, 1)
