@@ -52,7 +52,9 @@ class Engine:
         self.runner = ModelRunner(self.loaded.model, config.cache_bytes)
         check_verifiable(self.runner)
         self.context_length = self._context_length()
-        prior = model_prior(self.loaded, self.runner, config.top_k) if self._wants_prior() else None
+        prior = None
+        if self._wants_prior():
+            prior = model_prior(self.loaded, self.runner, config.top_k, config.prior_limit_s)
         self.drafter = Drafter(config, self.runner.vocab_size, prior)
         self.scheduler = Scheduler(self.runner.pool, config.max_running, config.prefill_chunk)
         self.metrics = EngineMetrics()
@@ -92,7 +94,7 @@ class Engine:
                     max_new,
                     self.loaded.eos_token_ids,
                     self.runner.vocab_size,
-None if drafts is Drafts.OFF else self.drafter.open(drafts, params.tree),
+                    None if drafts is Drafts.OFF else self.drafter.open(drafts, params.tree),
                     OutputText(self.tokenizer, params.stop),
                 )
             )

@@ -35,9 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (generate, bench, run):
         name = command.__name__.rpartition(".")[2]
-        sub = commands.add_parser(
-            name, help=command.SUMMARY, description=command.DESCRIPTION, allow_abbrev=False
-        )
+        sub = commands.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION, allow_abbrev=False)
         command.add_arguments(sub)
         sub.set_defaults(execute=command.execute)
     return parser

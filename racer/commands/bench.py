@@ -44,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--limit-per-category", type=count, metavar="N", help="take only the first N of each category")
     parser.add_argument(
-        "--max-tokens", type=value_type(SamplingParams, "max_tokens"), default=128, metavar="N", help="length cap (default: 128)"
+        "--max-tokens",
+        type=value_type(SamplingParams, "max_tokens"),
+        default=128,
+        metavar="N",
+        help="length cap (default: 128)",
     )
     parser.add_argument(
         "--drafts",
@@ -55,14 +59,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: off,retrieval,logits,racer)",
     )
     parser.add_argument(
-        "--tree", type=comma_list(value_type(config, "tree")), default=[TreeShape.BEST], metavar="LIST", help="of best, paper, chain (default: best)"
+        "--tree",
+        type=comma_list(value_type(config, "tree")),
+        default=[TreeShape.BEST],
+        metavar="LIST",
+        help="of best, paper, chain (default: best)",
     )
     budget = EngineConfig.model_fields["budget"].default
     parser.add_argument(
-        "--budget", type=comma_list(value_type(config, "budget")), default=[budget], metavar="N,N", help=f"draft budgets (default: {budget})"
+        "--budget",
+        type=comma_list(value_type(config, "budget")),
+        default=[budget],
+        metavar="N,N",
+        help=f"draft budgets (default: {budget})",
     )
-    parser.add_argument("--concurrency", type=comma_list(count), default=[1], metavar="N,N", help="prompts at a time (default: 1)")
-    parser.add_argument("--turns", choices=("first", "all"), default="first", help="turns of a conversation to decode; later ones continue plain decoding's answers (default: first)")
+    parser.add_argument(
+        "--concurrency", type=comma_list(count), default=[1], metavar="N,N", help="prompts at a time (default: 1)"
+    )
+    parser.add_argument(
+        "--turns",
+        choices=("first", "all"),
+        default="first",
+        help="turns of a conversation to decode; later ones continue plain decoding's answers (default: first)",
+    )
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     add_engine_options(parser, skip=("drafts", "tree", "budget", "max_running", "seed"))
 
@@ -176,7 +195,8 @@ def _report(args: argparse.Namespace, engine: Engine, results: list[Result], que
         "mismatches": len(different),
         "near_ties": near_ties,
         "differences": [
-            {"id": result.id, "mode": result.mode.label, "concurrency": result.concurrency} | result.difference.as_json()
+            {"id": result.id, "mode": result.mode.label, "concurrency": result.concurrency}
+            | result.difference.as_json()
             for result in different
             if result.difference
         ],

@@ -87,7 +87,9 @@ def _parse(line: bytes) -> Any:
 
 def _item(number: int, record: Any, strict: bool) -> Item:
     if not isinstance(record, dict):
-        raise InputError(f"the line is no JSON object but {_kind(record)}; write {{...}} with prompt, messages or turns")
+        raise InputError(
+            f"the line is no JSON object but {_kind(record)}; write {{...}} with prompt, messages or turns"
+        )
     kinds = [kind for kind in KINDS if kind in record]
     if len(kinds) != 1:
         found = " and ".join(kinds) if kinds else "none of them"

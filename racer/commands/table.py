@@ -63,7 +63,9 @@ def _row(group: str, results: list[Result]) -> Row:
         "tok_per_s": _ratio(tokens, sum(one.busy_s for one in measured), 3),
         "speedup": None,
         "accepted_by_source": {s.label: sum(one.stats.accepted[s] for one in measured) for s in DRAFT_SOURCES},
-        "draft_ms_per_step": None if mode.drafts == TRANSFORMERS else _ratio(sum(one.draft_ms for one in measured), timed, 4),
+        "draft_ms_per_step": None
+        if mode.drafts == TRANSFORMERS
+        else _ratio(sum(one.draft_ms for one in measured), timed, 4),
         "step_ms": _ratio(sum(one.step_ms for one in measured), timed, 3),
         "mismatches": len(differences),
         "near_ties": sum(difference.near_tie for difference in differences),
@@ -74,7 +76,19 @@ def _ratio(numerator: float, denominator: float, digits: int) -> float:
     return round(numerator / denominator, digits) if denominator else 0.0
 
 
-_HEADINGS = ["mode", "conc", "tokens", "steps", "MAT", "tok/s", "speedup", "retrieval/logits/store", "draft ms", "step ms", "differ"]
+_HEADINGS = [
+    "mode",
+    "conc",
+    "tokens",
+    "steps",
+    "MAT",
+    "tok/s",
+    "speedup",
+    "retrieval/logits/store",
+    "draft ms",
+    "step ms",
+    "differ",
+]
 
 
 def as_table(rows: list[Row]) -> str:
@@ -84,7 +98,10 @@ def as_table(rows: list[Row]) -> str:
         cells = [_HEADINGS, *(_cells(row) for row in rows if row["category"] == category)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
-            "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            )
             for line in cells
         ]
         blocks.append("\n".join([f"== {category}", *lines]))

@@ -53,7 +53,9 @@ def compare(engine: Engine, prompt: tuple[int, ...], plain: list[int], other: li
     """The first difference of two answers to ``prompt``, or None. The engine must be idle."""
     if plain == other:
         return None
-    common = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
+    common = next(
+        (i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other))
+    )
     expected = plain[common] if common < len(plain) else None
     found = other[common] if common < len(other) else None
     logits = _next_logits(engine, [*prompt, *plain[:common]])
