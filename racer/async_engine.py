@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from racer.engine import Engine
@@ -29,10 +30,8 @@ class _Stream:
             for item in items:
                 self.queue.put_nowait(item)
 
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
             self.loop.call_soon_threadsafe(deliver)
-        except RuntimeError:  # the loop is closed: nobody listens any more
-            pass
 
 
 class AsyncEngine:
@@ -56,7 +55,7 @@ class AsyncEngine:
 
     # --- callers' side
 
-    async def generate(self, request: Request) -> AsyncIterator[StepOutput]:
+    async def generate(self, request: Request) -> AsyncGenerator[StepOutput]:
         """Decode ``request`` and yield its outputs; leaving the iterator early (or being cancelled) aborts it.
 
         Raises InvalidRequestError before the first output if it cannot be served, EngineDrainingError while draining,

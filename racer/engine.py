@@ -52,7 +52,9 @@ class Engine:
         self.runner = ModelRunner(self.loaded.model, config.cache_bytes)
         check_verifiable(self.runner)
         self.context_length = self._context_length()
-        prior = model_prior(self.loaded, self.runner, config.top_k) if self._wants_prior() else None
+        prior = None
+        if self._wants_prior():
+            prior = model_prior(self.loaded, self.runner, config.top_k, config.prior_limit_s)
         self.drafter = Drafter(config, self.runner.vocab_size, prior)
         self.scheduler = Scheduler(self.runner.pool, config.max_running, config.prefill_chunk)
         self.metrics = EngineMetrics()
@@ -93,7 +95,7 @@ class Engine:
                     self.loaded.eos_token_ids,
                     self.runner.vocab_size,
                     None if drafts is Drafts.OFF else self.drafter.open(drafts, params.tree),
-                    OutputText(self.tokenizer, params.stop) if self.tokenizer is not None else None,
+                    OutputText(self.tokenizer, params.stop),
                 )
             )
         self._open[request.request_id] = sequences
@@ -172,8 +174,9 @@ class Engine:
         return outputs + decided
 
     def _budget(self, sequence: Sequence) -> int:
-        """Nodes that the sequence's tree may have, root included. A draft deeper than what may still be decided is
-        useless, so the last token is decided without one.
+        """Nodes that the sequence's tree may have, root included.
+
+        A draft deeper than what may still be decided is useless, so the last token is decided without one.
         """
         if sequence.drafts is None or sequence.remaining <= 1:
             return 1

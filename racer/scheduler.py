@@ -15,8 +15,9 @@ HEADROOM = 128
 
 @dataclass(frozen=True)
 class Slot:
-    """One sequence's part of a step: ``chain`` pending tokens, and a draft tree of at most ``budget`` nodes behind
-    (1: the root only).
+    """One sequence's part of a step.
+
+    ``chain`` pending tokens, and behind the last of them a draft tree of at most ``budget`` nodes (1: the root only).
     """
 
     sequence: Sequence
@@ -60,9 +61,9 @@ class Scheduler:
                 chain = min(chunk, sequence.pending)
                 slots.append(Slot(sequence, chain, 1))
                 chunk -= chain
-        while chunk and (sequence := self._admit()) is not None:
-            chain = min(chunk, sequence.pending)
-            slots.append(Slot(sequence, chain, 1))
+        while chunk and (admitted := self._admit()) is not None:
+            chain = min(chunk, admitted.pending)
+            slots.append(Slot(admitted, chain, 1))
             chunk -= chain
         return [slot for slot in slots if slot.sequence in self.running]
 

@@ -33,7 +33,7 @@ class Sequence:
         eos_ids: frozenset[int],
         vocab_size: int,
         drafts: RequestDrafts | None,
-        text: OutputText | None,
+        text: OutputText,
     ) -> None:
         self.request = request
         self.choice = choice
@@ -134,8 +134,6 @@ class Sequence:
         return self.finished
 
     def _push_text(self, token: int) -> bool:
-        if self._text is None:
-            return False
         delta = self._text.push((token,), unarmed=int(self.decided < self.params.min_tokens))
         self._new_text.append(delta.text)
         self.stop_reason = delta.stop
@@ -143,7 +141,7 @@ class Sequence:
 
     def take_output(self, error: Exception | None = None) -> StepOutput:
         """What was decided since the last call."""
-        if self.finished and self._text is not None:
+        if self.finished:
             self._new_text.append(self._text.flush())
         self.stats.completion_tokens = self.decided
         with_logprobs = self.params.logprobs is not None

@@ -52,7 +52,9 @@ class SamplingParams(Validated):
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="alternatives reported for each token")
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="the same for prompt tokens")
     drafts: Drafts | None = Field(None, description="None: the engine's")
-    tree: TreeShape | None = Field(None, description="None: the engine's; best needs a prior table to be at its best")
+    tree: TreeShape | None = Field(
+        None, description="None: the engine's; best uses the engine's prior table if it has one"
+    )
     budget: int | None = Field(None, ge=1, le=1024, description="cap on this request's draft budget")
 
     @field_validator("logit_bias")

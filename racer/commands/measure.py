@@ -83,7 +83,5 @@ def measure_transformers(loaded: LoadedModel, prompts: list[tuple[int, ...]], ma
         token_ids = row[:-1] if row and row[-1] in stops else row
         steps = max(len(row) - 1, 0)
         stats = RequestStats(len(prompt), len(token_ids), decided=len(row), steps=steps)
-        results.append(
-            Measured(token_ids, "", stats, busy_s, step_ms=busy_s * 1e3, steps_timed=steps, finished=True)
-        )
+        results.append(Measured(token_ids, "", stats, busy_s, step_ms=busy_s * 1e3, steps_timed=steps, finished=True))
     return results

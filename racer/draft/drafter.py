@@ -14,39 +14,73 @@ from numpy.typing import ArrayLike, NDArray
 
 from racer.config import Drafts, EngineConfig, TreeShape
 from racer.draft.automaton import Automaton
-from racer.draft.best import BestParams, grow_best
+from racer.draft.best import grow_best
 from racer.draft.known import Arrays, Limits, PriorView
 from racer.draft.logits import LogitsTable
+from racer.draft.mixture import MixtureParams, default_params
 from racer.draft.paper import grow_chain, grow_paper
 from racer.draft.prior import PriorTable
 from racer.draft.sources import Continuation, pool
 from racer.draft.tree import DraftTree
+from racer.types import Source
 
 BEST_MAX_NODES = 1 << 16
 """Automaton nodes a request may keep with the best-first tree, 40 bytes each: some 15,000 tokens of text."""
 
+_TAIL = 3
 _ENDLESS = 1 << 30
 
 
+class Reliability:
+    """How often drafted nodes are accepted, against how often they were expected to be; older trees fade.
+
+    A ratio below 1 says that a source promises too much. Drafts do not depend on it (a request must not notice
+    others); it is for reports and for whoever sizes the budget.
+    """
+
+    def __init__(self, memory_trees: int = 1000) -> None:
+        """Weigh the last ``memory_trees`` trees, roughly."""
+        self._keep = 1.0 - 1.0 / memory_trees
+        self.expected = np.zeros(len(Source))
+        self.accepted = np.zeros(len(Source))
+
+    def observe(self, tree: DraftTree, accepted_nodes: NDArray[np.int32]) -> None:
+        """Count one verified tree."""
+        self.expected *= self._keep
+        self.accepted *= self._keep
+        self.expected += np.bincount(tree.sources, tree.probs, len(Source))
+        self.accepted += np.bincount(tree.sources[accepted_nodes], minlength=len(Source))
+
+    def ratio(self, source: Source) -> float:
+        """Accepted by expected nodes of ``source``; 1.0 before any was drafted."""
+        expected = float(self.expected[source])
+        return float(self.accepted[source]) / expected if expected > 0.0 else 1.0
+
+
 class Drafter:
-    """Opens the drafts of requests; holds what they share, all of it read-only."""
+    """Opens the drafts of requests; holds what they share: read-only tables, and a tally of how drafts fare."""
 
     def __init__(
         self,
         config: EngineConfig,
         vocab_size: int,
         prior: PriorTable | None = None,
-        params: BestParams | None = None,
+        params: MixtureParams | None = None,
     ) -> None:
-        """``vocab_size``: no token at or above it is ever drafted. ``params``: tuning of the best-first tree."""
+        """``vocab_size``: no token at or above it is ever drafted.
+
+        ``prior`` is the model's, ``params`` tunes the mixture; both are for the best-first tree only.
+        """
         self.config = config
         self.vocab_size = vocab_size
-        self.params = params or BestParams()
-        empty = np.zeros((0, 1), np.int32), np.zeros((0, 1), np.float32)
-        self.no_prior = PriorView(*empty)
-        self.prior = self.no_prior
+        self.params = params or default_params()
+        self.no_prior = PriorView(np.zeros((0, 1), np.int32), np.zeros((0, 1), np.float32))
+        self.no_rows = LogitsTable(1, 1)
+        self.reliability = Reliability()
+        self.prior, self.free = self.no_prior, self.no_rows
         if prior is not None and config.prior:
             self.prior = PriorView(_int32(prior.tokens), _float32(prior.probs))
+            self.free = prior.free or self.no_rows
 
     def open(self, drafts: Drafts | None = None, tree: TreeShape | None = None) -> RequestDrafts:
         """State for one request; None stands for the configured source and shape."""
@@ -57,7 +91,7 @@ class Drafter:
         for tree in TreeShape:
             request = self.open(Drafts.RACER, tree)
             request.learn_text([0, 0, 0])
-            request.learn_logits([0], [[0]], [[1.0]])
+            request.learn_logits([0], [[0]], [[1.0]], previous=[0])
             request.propose(2, [Continuation((0,), 1, 2)])
 
 
@@ -69,44 +103,77 @@ class RequestDrafts:
         config = drafter.config
         self.drafts, self.tree = drafts, tree
         self._drafter = drafter
-        self._root: int | None = None
+        self._tail = np.full(_TAIL, -1, np.int32)
+        self._before_root = -1
         self._uses_text = drafts in (Drafts.RACER, Drafts.RETRIEVAL)
         self._uses_logits = drafts in (Drafts.RACER, Drafts.LOGITS)
-        best = tree is TreeShape.BEST
+        self._best = tree is TreeShape.BEST
         self.automaton = Automaton(
-            drafter.params.max_match + 1 if best else config.ngram,
-            BEST_MAX_NODES if best else config.max_automaton_nodes,
+            drafter.params.max_match + 1 if self._best else config.ngram,
+            BEST_MAX_NODES if self._best else config.max_automaton_nodes,
         )
-        self.table = LogitsTable(config.top_k)
-        self._prior = drafter.prior if best and self._uses_logits else drafter.no_prior
+        self.latest, self.pairs = LogitsTable(config.top_k), LogitsTable(config.top_k)
+        model_too = self._best and self._uses_logits
+        self._prior = drafter.prior if model_too else drafter.no_prior
+        self._free = drafter.free if model_too else drafter.no_rows
 
     @property
     def root(self) -> int:
         """The newest decided token."""
-        if self._root is None:
+        if self._tail[-1] < 0:
             raise ValueError("nothing is decided yet: learn_text first")
-        return self._root
+        return int(self._tail[-1])
 
     def learn_text(self, tokens: ArrayLike) -> None:
         """Take in decided tokens (int [m], m >= 0) in order, the prompt's first; the last becomes the root."""
         text = _int32(tokens)
         if len(text):
-            self._root = int(text[-1])
+            self._tail = np.concatenate((self._tail, text[-_TAIL:]))[-_TAIL:]
             if self._uses_text:
                 self.automaton.learn(text)
 
-    def learn_logits(self, tokens: ArrayLike, top_tokens: ArrayLike, top_probs: ArrayLike) -> None:
-        """Take in the model's next tokens ``top_tokens`` int [m, k] and ``top_probs`` float [m, k] after ``tokens``.
+    def learn_logits(
+        self, tokens: ArrayLike, top_tokens: ArrayLike, top_probs: ArrayLike, previous: ArrayLike | None = None
+    ) -> None:
+        """Take in the model's next tokens ``top_tokens`` int [m, k] and ``top_probs`` float [m, k] behind ``tokens``.
 
-        ``tokens`` int [m] are the prompt's or a verified tree's, rejected nodes included. Later rows win: put a tree's
-        rejected nodes before its accepted ones.
+        ``tokens`` int [m] are the prompt's or a verified tree's, rejected nodes included, and ``previous`` int [m] the
+        token before each (-1 at the start); without it only the table behind one token learns. Later rows win: put a
+        tree's rejected nodes before its accepted ones, or use :meth:`learn_tree`.
         """
-        if self._uses_logits:
-            self.table.update(
-                _int32(tokens),
-                _int32(top_tokens),
-                _float32(top_probs),
-            )
+        if not self._uses_logits:
+            return
+        seen, tops, probs = _int32(tokens), _int32(top_tokens), _float32(top_probs)
+        self.latest.update(seen[:, None], tops, probs)
+        if self._best and previous is not None:
+            self.pairs.update(np.stack((_int32(previous), seen), 1), tops, probs)
+
+    def learn_prompt(self, tokens: ArrayLike, top_tokens: ArrayLike, top_probs: ArrayLike, before: int = -1) -> None:
+        """Take in a run of prompt tokens (int [m]) and the model's next tokens behind each ([m, k]).
+
+        ``before`` is the token in front of the run: a prompt may come in chunks. Text is learned apart (learn_text).
+        """
+        seen = _int32(tokens)
+        self.learn_logits(seen, top_tokens, top_probs, previous=np.concatenate(([before], seen[:-1])))
+
+    def learn_tree(
+        self, tree: DraftTree, accepted_nodes: ArrayLike, top_tokens: ArrayLike, top_probs: ArrayLike
+    ) -> None:
+        """Take in what the model said behind every node of the verified ``tree``, the latest one proposed.
+
+        ``accepted_nodes`` int [a]: indices of the accepted path, the root (0) included. ``top_tokens`` and
+        ``top_probs`` [nodes, k] are in node order. The decided tokens are learned apart (learn_text), before or after.
+        """
+        if not self._uses_logits:
+            return
+        accepted = np.zeros(len(tree), bool)
+        accepted[_int32(accepted_nodes)] = True
+        order = np.argsort(accepted, kind="stable")  # rejected nodes first: the accepted ones' rows win
+        previous = tree.tokens[tree.parents]
+        previous[0] = self._before_root
+        self.learn_logits(
+            tree.tokens[order], np.asarray(top_tokens)[order], np.asarray(top_probs)[order], previous=previous[order]
+        )
 
     def propose(
         self, budget: int, continuations: Sequence[Continuation] = (), max_depth: int | None = None
@@ -117,23 +184,27 @@ class RequestDrafts:
         likely first, so that any prefix of the arrays is the best tree of that size.
         """
         root = self.root
+        self._before_root = int(self._tail[-2])
         if self.drafts is Drafts.OFF or budget <= 1 or max_depth == 0:
             return DraftTree.root_only(root)
         limits = Limits(budget, _ENDLESS if max_depth is None else max_depth, self._drafter.vocab_size)
         arrays = self._arrays(continuations)
-        if self.tree is TreeShape.BEST:
-            return DraftTree(*grow_best(root, arrays, self._drafter.params, limits))
+        if self._best:
+            return DraftTree(*grow_best(self._tail, arrays, self._drafter.params, limits))
         grow = grow_paper if self.tree is TreeShape.PAPER else grow_chain
         return DraftTree(*grow(root, arrays, self._drafter.config.min_depth, limits))
 
     def feedback(self, tree: DraftTree, accepted_nodes: ArrayLike) -> None:
-        """Say which nodes of a verified ``tree`` (indices, int [m]) were accepted."""
+        """Say which nodes of a verified ``tree`` (indices, int [a], the root may be among them) were accepted."""
+        self._drafter.reliability.observe(tree, _int32(accepted_nodes))
 
     def _arrays(self, continuations: Sequence[Continuation]) -> Arrays:
-        text, table = self.automaton, self.table
+        text, latest, pairs, free = self.automaton, self.latest, self.pairs, self._free
         return (
             *(text.nodes, text.slots, text.states),
-            *(table.slots, table.keys, table.tokens, table.probs),
+            *(latest.slots, latest.keys, latest.tokens, latest.probs),
+            *(pairs.slots, pairs.keys, pairs.tokens, pairs.probs),
+            *(free.slots, free.keys, free.tokens, free.probs),
             *self._prior,
             *pool(continuations if self._uses_text else ()),
         )

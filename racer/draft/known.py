@@ -12,6 +12,7 @@ from racer.numba import njit
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 
 
 class TrieView(NamedTuple):
@@ -39,15 +40,28 @@ class PriorView(NamedTuple):
 
 
 class Known(NamedTuple):
-    """All that one request's draft is grown from. A source that is not to be used is an empty one."""
+    """All that one request's draft is grown from. A source that is not to be used is an empty one.
+
+    latest, pairs  the request's latest next tokens behind one token, and behind two
+    free           next tokens behind two or three tokens in the model's own free-running text
+    """
 
     trie: TrieView
-    table: TableView
+    latest: TableView
+    pairs: TableView
+    free: TableView
     prior: PriorView
     pool: PoolView
 
 
-Arrays = tuple[Ints, Ints, Ints, Ints, Ints, Ints, Floats, Ints, Floats, Ints, int]
+Arrays = tuple[
+    *tuple[Ints, Ints, Ints],
+    *tuple[Ints, Ints, Ints, Floats],
+    *tuple[Ints, Ints, Ints, Floats],
+    *tuple[Ints, Ints, Ints, Floats],
+    *tuple[Ints, Floats],
+    *tuple[Ints, int],
+]
 """The fields of a :class:`Known`, flat. numba takes a plain tuple from Python in a fifth of a nested one's time."""
 
 
@@ -57,8 +71,10 @@ def known_of(arrays: Arrays) -> Known:
     return Known(
         TrieView(arrays[0], arrays[1], arrays[2]),
         TableView(arrays[3], arrays[4], arrays[5], arrays[6]),
-        PriorView(arrays[7], arrays[8]),
-        PoolView(arrays[9], arrays[10]),
+        TableView(arrays[7], arrays[8], arrays[9], arrays[10]),
+        TableView(arrays[11], arrays[12], arrays[13], arrays[14]),
+        PriorView(arrays[15], arrays[16]),
+        PoolView(arrays[17], arrays[18]),
     )
 
 

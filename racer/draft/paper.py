@@ -13,7 +13,7 @@ import numpy as np
 from racer.draft.automaton import ABSENT, COUNT, FIRST, NEXT, TOKEN, TOTAL, find, live_state
 from racer.draft.frontier import Frontier, Nodes, Tree, finished, new_frontier, new_nodes, offer, put_node, take_best
 from racer.draft.known import Arrays, Ints, Known, Limits, TableView, TrieView, known_of
-from racer.draft.logits import find_row
+from racer.draft.logits import ANY, find_row
 from racer.draft.sources import POOL_COUNT, POOL_FIRST, POOL_NEXT, POOL_TOKEN, POOL_TOTAL, pool_child
 from racer.numba import leaf, njit
 from racer.types import Source
@@ -61,7 +61,7 @@ def _offer_text(
     trie, shortest = known.trie, _shortest(borders)
     child, left = trie.nodes[shortest, FIRST] if shortest != ABSENT else 0, _SCAN
     while child != 0 and left > 0:
-        token = trie.nodes[child, TOKEN]
+        token = int(trie.nodes[child, TOKEN])
         count = _pooled_count(trie, borders, token)
         if pooled != ABSENT:
             count += known.pool.rows[pool_child(known.pool.rows, pooled, token), POOL_COUNT]
@@ -79,7 +79,7 @@ def _offer_store(
     rows, trie, shortest = known.pool.rows, known.trie, _shortest(borders)
     child = rows[pooled, POOL_FIRST] if pooled != ABSENT else 0
     while child != 0:
-        token, count = rows[child, POOL_TOKEN], rows[child, POOL_COUNT]
+        token, count = int(rows[child, POOL_TOKEN]), int(rows[child, POOL_COUNT])
         in_text = shortest != ABSENT and find(trie.nodes, trie.slots, shortest, token) != 0
         if not in_text and 0 <= token < limits.vocab_size:
             offer(frontier, room, count, token, node, unit * count, _STORE)
@@ -126,10 +126,10 @@ def _retrieve(nodes: Nodes, known: Known, min_depth: int, limits: Limits) -> int
         slot = take_best(frontier)
         if slot < 0:
             break
-        parent, token = frontier.parents[slot], frontier.tokens[slot]
-        put_node(nodes, size, token, parent, frontier.sources[slot], frontier.probs[slot])
+        parent, token = int(frontier.parents[slot]), int(frontier.tokens[slot])
+        put_node(nodes, size, token, parent, int(frontier.sources[slot]), float(frontier.probs[slot]))
         _follow(known, borders[parent], borders[size], token)
-        pooled[size] = _follow_pool(known, pooled[parent], token)
+        pooled[size] = _follow_pool(known, int(pooled[parent]), token)
         size += 1
     return size
 
@@ -153,7 +153,7 @@ def _fill(nodes: Nodes, size: int, table: TableView, limits: Limits) -> int:
         node = queue[head]
         breadth = breadths[node]
         head += 1
-        row = find_row(table.slots, table.keys, nodes.tokens[node])
+        row = find_row(table.slots, table.keys, ANY, ANY, nodes.tokens[node])
         if row < 0 or nodes.depths[node] >= limits.max_depth:
             continue
         share = breadth if node == 0 else max(1, breadth // 2)
@@ -179,7 +179,7 @@ def grow_paper(root: int, arrays: Arrays, min_depth: int, limits: Limits) -> Tre
     """The retrieval tree, then the logits tree; at most ``budget`` nodes in all."""
     known, nodes = known_of(arrays), new_nodes(limits.budget, root)
     size = _retrieve(nodes, known, min_depth, limits)
-    return finished(nodes, _fill(nodes, size, known.table, limits))
+    return finished(nodes, _fill(nodes, size, known.latest, limits))
 
 
 @leaf
@@ -230,10 +230,10 @@ def grow_chain(root: int, arrays: Arrays, min_depth: int, limits: Limits) -> Tre
         pooled = _follow_pool(known, pooled, token)
         size += 1
     while size < length:
-        row = find_row(known.table.slots, known.table.keys, nodes.tokens[size - 1])
-        if row < 0 or not 0 <= known.table.tokens[row, 0] < limits.vocab_size:
+        row = find_row(known.latest.slots, known.latest.keys, ANY, ANY, nodes.tokens[size - 1])
+        if row < 0 or not 0 <= known.latest.tokens[row, 0] < limits.vocab_size:
             break
-        prob = nodes.probs[size - 1] * known.table.probs[row, 0]
-        put_node(nodes, size, known.table.tokens[row, 0], size - 1, _LOGITS, prob)
+        prob = nodes.probs[size - 1] * known.latest.probs[row, 0]
+        put_node(nodes, size, known.latest.tokens[row, 0], size - 1, _LOGITS, prob)
         size += 1
     return finished(nodes, size)

@@ -1,36 +1,55 @@
 """The prior table: the model's next tokens after each vocabulary token alone, behind a newline.
 
-It answers where a request has no history yet. Computed once per model (one pass over the vocabulary), then read from
-disk. Losing or damaging the file costs that pass again, nothing else.
+Where the model's own free-running text is sampled as well, its rows are averaged in, and kept for the last two and
+three tokens. The table answers where a request has no history yet. :mod:`racer.draft.prior_file` keeps it on disk.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import os
-import tempfile
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Forward = Callable[[int, NDArray[np.int32]], tuple[NDArray[np.int32], NDArray[np.float32]]]
+from racer.draft.logits import Floats, Ints, LogitsTable
+
+Forward = Callable[[int, Ints], tuple[Ints, Floats]]
 Progress = Callable[[int, int], None]
 
-_FORMAT = 1
-_log = logging.getLogger(__name__)
+FREE_ROWS = 1 << 24
+"""No bound in practice: a free run has some 40,000 rows."""
+
+
+@dataclass(frozen=True)
+class FreeRun:
+    """Text that the model sampled by itself, and what it said at each token. All arrays are in step order.
+
+    prefix      int32 [p]        tokens that every sequence began with: a chat template's user header, or BOS
+    tokens      int32 [b, t]     the sampled tokens (top-p 0.95 at temperature 1 served well; 256 x 160 of them)
+    top_tokens  int32 [b, t, k]  the most likely tokens at that place: ``top_tokens[:, i]`` foresaw ``tokens[:, i]``
+    top_probs   float32 [b, t, k]
+    """
+
+    prefix: Ints
+    tokens: Ints
+    top_tokens: Ints
+    top_probs: Floats
 
 
 @dataclass(frozen=True)
 class PriorTable:
-    """Next tokens int32 [vocab, k], most likely first, and their probabilities float32 [vocab, k]."""
+    """What the model says where a request knows nothing.
 
-    tokens: NDArray[np.int32]
-    probs: NDArray[np.float32]
+    tokens  int32 [vocab, k]    next tokens behind each vocabulary token, most likely first
+    probs   float32 [vocab, k]  their probabilities
+    free    next tokens behind the last two and three tokens, from free-running text; None where none was sampled
+    """
+
+    tokens: Ints
+    probs: Floats
+    free: LogitsTable | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -51,12 +70,14 @@ def compute_prior(
     *,
     chunk: int = 1024,
     progress: Progress | None = None,
+    free_run: Callable[[], FreeRun] | None = None,
 ) -> PriorTable:
     """Ask the model for every vocabulary token.
 
     ``forward(prefix_token, tokens int32 [m])`` returns the most likely next tokens int32 [m, >= top_k] and their
     probabilities float32 [m, >= top_k] after the two-token text (prefix, token), for each token on its own.
-    ``progress(done, total)`` is called after each chunk. What ``forward`` raises is passed on.
+    ``progress(done, total)`` is called after each chunk. ``free_run`` samples text from the model; its rows are
+    averaged in. What the callables raise is passed on.
     """
     tokens = np.empty((vocab_size, top_k), np.int32)
     probs = np.empty((vocab_size, top_k), np.float32)
@@ -66,65 +87,61 @@ def compute_prior(
         tokens[ids], probs[ids] = top[:, :top_k], top_probs[:, :top_k]
         if progress is not None:
             progress(int(ids[-1]) + 1, vocab_size)
-    return PriorTable(tokens, probs)
+    table = PriorTable(tokens, probs)
+    return table if free_run is None else with_free_run(table, free_run())
 
 
-def prior_path(directory: Path, fingerprint: str, top_k: int) -> Path:
-    """Where the table of this model and k is kept. The fingerprint is hashed: any text makes a safe file name."""
-    name = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
-    return directory / f"prior-v{_FORMAT}-{name}-k{top_k}.npz"
+def with_free_run(table: PriorTable, run: FreeRun) -> PriorTable:
+    """Average a free run's rows by their last one, two and three tokens.
+
+    Behind one token the row of ``table`` counts as one more row; behind two and three tokens the means become ``free``.
+    """
+    sequences, length = run.tokens.shape
+    text = np.concatenate((np.broadcast_to(run.prefix, (sequences, len(run.prefix))), run.tokens), 1)
+    tops, top_probs = run.top_tokens.reshape(sequences * length, -1), run.top_probs.reshape(sequences * length, -1)
+
+    def last(count: int) -> tuple[Ints, NDArray[np.bool_]]:
+        """The ``count`` tokens in front of every sampled token, and where there are as many."""
+        ends = len(run.prefix) + np.arange(length)[:, None] - np.arange(count, 0, -1)
+        keys = text[:, np.maximum(ends, 0)].reshape(-1, count)
+        return keys, np.broadcast_to((ends >= 0).all(1), (sequences, length)).reshape(-1)
+
+    free = LogitsTable(table.top_k, FREE_ROWS)
+    for count in (3, 2):
+        keys, whole = last(count)
+        free.update(*_mean_rows(keys[whole], tops[whole], top_probs[whole], table.top_k))
+    keys, whole = last(1)
+    seen = np.unique(keys[whole])
+    width = max(tops.shape[1], table.top_k)
+    ids, tokens, probs = _mean_rows(
+        np.concatenate((keys[whole], seen[:, None])),
+        np.concatenate((_padded(tops[whole], width, -1), _padded(table.tokens[seen], width, -1))),
+        np.concatenate((_padded(top_probs[whole], width, 0), _padded(table.probs[seen], width, 0))),
+        table.top_k,
+    )
+    all_tokens, all_probs = table.tokens.copy(), table.probs.copy()
+    all_tokens[ids[:, 0]], all_probs[ids[:, 0]] = tokens, probs
+    return PriorTable(all_tokens, all_probs, free)
 
 
-def load_prior(path: Path, vocab_size: int, top_k: int) -> PriorTable | None:
-    """The table on disk, or None where there is none that fits: missing, damaged, or of another shape."""
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            tokens, probs = data["tokens"], data["probs"]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        _log.warning("prior table %s cannot be read (%s); it is computed again", path, error)
-        return None
-    shape = (vocab_size, top_k)
-    fits = tokens.shape == probs.shape == shape and tokens.dtype == np.int32 and probs.dtype == np.float16
-    if not fits or tokens.min(initial=0) < -1 or tokens.max(initial=0) >= vocab_size:
-        _log.warning("prior table %s does not fit this model; it is computed again", path)
-        return None
-    return PriorTable(tokens, probs.astype(np.float32))
+def _padded(rows: NDArray[Any], width: int, filler: int) -> NDArray[Any]:
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=filler)
 
 
-def save_prior(path: Path, table: PriorTable) -> None:
-    """Write beside the target and rename, so that a reader never sees half a file. Probabilities go as float16."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".npz.tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, tokens=table.tokens, probs=table.probs.astype(np.float16))
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def cached_prior(
-    directory: Path,
-    fingerprint: str,
-    forward: Forward,
-    vocab_size: int,
-    top_k: int,
-    prefix_token: int,
-    *,
-    chunk: int = 1024,
-    progress: Progress | None = None,
-) -> PriorTable:
-    """The table from disk, or computed and then kept there. A folder that cannot be written only costs the cache."""
-    path = prior_path(directory, fingerprint, top_k)
-    table = load_prior(path, vocab_size, top_k)
-    if table is None:
-        table = compute_prior(forward, vocab_size, top_k, prefix_token, chunk=chunk, progress=progress)
-        try:
-            save_prior(path, table)
-        except OSError as error:
-            _log.warning("prior table cannot be kept at %s (%s)", path, error)
-        table = PriorTable(table.tokens, table.probs.astype(np.float16).astype(np.float32))
-    return table
+def _mean_rows(keys: Ints, tops: Ints, probs: Floats, top_k: int) -> tuple[Ints, Ints, Floats]:
+    """Distinct keys int32 [g, w] and the ``top_k`` likeliest of the mean of their rows; a token not listed counts 0."""
+    distinct, group, size = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    span = int(tops.max(initial=0)) + 2
+    codes = (group.reshape(-1, 1).astype(np.int64) * span + tops + 1).reshape(-1)
+    pairs, place = np.unique(codes, return_inverse=True)
+    owner, token = pairs // span, pairs % span - 1
+    mean = np.bincount(place.reshape(-1), probs.reshape(-1)) / size[owner]
+    mean[token < 0] = 0.0
+    order = np.lexsort((token, -mean, owner))
+    owner, token, mean = owner[order], token[order], mean[order]
+    rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    kept = (rank < top_k) & (mean > 0.0)
+    tokens = np.full((len(distinct), top_k), -1, np.int32)
+    means = np.zeros((len(distinct), top_k), np.float32)
+    tokens[owner[kept], rank[kept]], means[owner[kept], rank[kept]] = token[kept], mean[kept]
+    return np.ascontiguousarray(distinct, np.int32), tokens, means

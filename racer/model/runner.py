@@ -39,7 +39,7 @@ class ModelRunner:
         self.context_cap = _context_cap(model, windows)
         per_place = KVPool.bytes_per_place(shapes, self.dtype)
         self.pool = KVPool(shapes, _places(cache_bytes, per_place, self.device), self.dtype, self.device)
-        self.vocab_size: int = self.model.get_output_embeddings().weight.shape[0]
+        self.vocab_size: int = self.model.config.get_text_config().vocab_size
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment]) -> Tensor:

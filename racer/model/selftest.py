@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -57,7 +59,7 @@ def _tree(root: np.int32, drafts: NDArray[np.int32]) -> tuple[NDArray[np.int32],
     parents = np.zeros(len(drafts) + 1, np.int32)
     parents[0] = -1
     for branch in _BRANCHES:
-        for above, node in zip(branch, branch[1:], strict=False):
+        for above, node in pairwise(branch):
             parents[node + 1] = above + 1
     return np.concatenate([np.array([root], np.int32), drafts]), parents
 

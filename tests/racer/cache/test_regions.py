@@ -61,7 +61,8 @@ def test_compacts_when_free_places_are_scattered() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_random_life_keeps_every_token(seed: int) -> None:
     rng = random.Random(seed)
-    regions, pool, texts = Regions(200), np.zeros(200, int), {}
+    regions, pool = Regions(200), np.zeros(200, int)
+    texts: dict[str, list[int]] = {}
     for turn in range(400):
         owner = f"r{rng.randrange(8)}"
         if rng.random() < 0.2:

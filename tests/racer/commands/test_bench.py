@@ -52,7 +52,16 @@ def summary(out: str) -> dict[str, Any]:
 
 def test_rows_and_identity(racer: Command, jsonl: Write) -> None:
     done = racer(
-        "bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--tree", "best,paper", "--budget", "4,8", "--concurrency", "1,2"
+        "bench",
+        "--data",
+        jsonl(*QUESTIONS),
+        *OPTIONS,
+        "--tree",
+        "best,paper",
+        "--budget",
+        "4,8",
+        "--concurrency",
+        "1,2",
     )
     assert done.code == 0 and len(done.out.splitlines()) == 1
     result = summary(done.out)
@@ -182,5 +191,16 @@ def test_each_mode_grows_its_own_tree(racer: Command, jsonl: Write, monkeypatch:
 
     monkeypatch.setattr(RequestDrafts, "propose", spied)
     monkeypatch.setattr("racer.draft.drafter.Drafter.warm_up", lambda self: None)
-    racer("bench", "--data", jsonl(*QUESTIONS[:1]), *OPTIONS, "--tree", "chain,best", "--drafts", "racer,logits", "--budget", "3,5")
+    racer(
+        "bench",
+        "--data",
+        jsonl(*QUESTIONS[:1]),
+        *OPTIONS,
+        "--tree",
+        "chain,best",
+        "--drafts",
+        "racer,logits",
+        "--budget",
+        "3,5",
+    )
     assert grown == {(d, t, b) for d in ("racer", "logits") for t in ("chain", "best") for b in (3, 5)}

@@ -71,9 +71,7 @@ def test_prompt_over_the_context(racer: Command, command: tuple[str, ...]) -> No
         ("--max-tokens", "0", "greater than or equal to 1"),
     ],
 )
-def test_value_out_of_range(
-    racer: Command, command: tuple[str, ...], option: str, value: str, reason: str
-) -> None:
+def test_value_out_of_range(racer: Command, command: tuple[str, ...], option: str, value: str, reason: str) -> None:
     refused(racer(*command, option, value), f"argument {option}", repr(value), reason)
 
 
@@ -100,7 +98,9 @@ def test_bench_and_prompt_combinations(racer: Command, jsonl: Write) -> None:
     source = jsonl({"prompt": "a"})
     refused(racer("bench", "--data", source, "--drafts", "off,,racer"), "argument --drafts", "''")
     refused(racer("bench", "--data", source, "--drafts", "generate", "--concurrency", "1,2"), "--concurrency 1")
-    refused(racer("bench", "--data", jsonl({"prompt": "a"}, "{", name="bad.jsonl")), "bad.jsonl:2: the line is not JSON")
+    refused(
+        racer("bench", "--data", jsonl({"prompt": "a"}, "{", name="bad.jsonl")), "bad.jsonl:2: the line is not JSON"
+    )
     refused(racer("generate", "--prompt", ""), "--prompt is empty")
     refused(racer("generate", "--prompt", "a", "--input", source), "not allowed with argument --prompt")
     refused(racer("generate", "--input", source, "--chat"), "--chat goes with --prompt")

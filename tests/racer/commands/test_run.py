@@ -14,7 +14,7 @@ from tests.racer.commands.conftest import Command
 from tests.racer.engine.helpers import decode
 from tests.tiny import byte_tokenizer
 
-R, L, O = Source.RETRIEVAL, Source.LOGITS, Source.ROOT
+R, L, M = Source.RETRIEVAL, Source.LOGITS, Source.ROOT
 FIGURES = re.compile(
     r"drafts racer: (\d+) tokens, (\d+) steps, MAT ([\d.]+), [\d.]+ tok/s"
     r" \| plain: (\d+) tokens, (\d+) steps, MAT ([\d.]+), [\d.]+ tok/s; [\d.]+x, same tokens"
@@ -69,17 +69,17 @@ def test_each_piece_has_the_colour_of_the_token_that_completes_it() -> None:
     tokenizer = byte_tokenizer()
     ids = tokenizer("aé!").input_ids  # é is two tokens
     shown = ColouredText(tokenizer, coloured=True)
-    assert shown.push(ids, [R, O, L, O]) + shown.flush() == paint("a", R) + paint("é", L) + "!"
+    assert shown.push(ids, [R, M, L, M]) + shown.flush() == paint("a", R) + paint("é", L) + "!"
     whole = ColouredText(tokenizer, coloured=False)
-    assert whole.push(ids, [R, O, L, O]) + whole.flush() == "aé!"
+    assert whole.push(ids, [R, M, L, M]) + whole.flush() == "aé!"
     cut = ColouredText(tokenizer, coloured=True)
-    assert cut.push(ids[:2], [O, R]) + cut.flush() == "a" + paint("\N{REPLACEMENT CHARACTER}", R)
+    assert cut.push(ids[:2], [M, R]) + cut.flush() == "a" + paint("\N{REPLACEMENT CHARACTER}", R)
 
 
 def test_text_cannot_steer_the_terminal() -> None:
     tokenizer = byte_tokenizer()
     ids = tokenizer("a\x1b[2J\n").input_ids
-    shown = ColouredText(tokenizer, coloured=True).push(ids, [O] * len(ids))
+    shown = ColouredText(tokenizer, coloured=True).push(ids, [M] * len(ids))
     assert shown == "a\N{REPLACEMENT CHARACTER}[2J\n"
 
 

@@ -3,7 +3,6 @@
 import heapq
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from racer.config import Drafts, EngineConfig, TreeShape
-from racer.draft.best import BestParams
 from racer.draft.drafter import Drafter, RequestDrafts
+from racer.draft.logits import LogitsTable
+from racer.draft.mixture import (
+    FREE_PAIR_ROW,
+    FREE_TRIPLE_ROW,
+    LATEST_ROW,
+    PAIR_ROW,
+    PRIOR_ROW,
+    MixtureParams,
+    default_params,
+)
 from racer.draft.prior import PriorTable
 from racer.draft.sources import Continuation
 from racer.draft.tree import DraftTree
@@ -24,23 +32,30 @@ Row = tuple[list[int], list[float]]
 
 @dataclass
 class Case:
-    """What one request knows, as lists and dicts."""
+    """What one request knows, as lists and dicts. ``rows`` and ``free`` are keyed by the last one to three tokens."""
 
     text: list[int]
-    rows: dict[int, Row]
+    rows: dict[tuple[int, ...], Row]
     prior: list[Row]
+    free: dict[tuple[int, ...], Row] = field(default_factory=dict)
     found: list[Continuation] = field(default_factory=list)
     drafts: Drafts = Drafts.RACER
-    params: BestParams = field(default_factory=BestParams)
+    params: MixtureParams = field(default_factory=default_params)
 
     def opened(self) -> RequestDrafts:
+        free = LogitsTable(TOP_K)
+        for key, (tokens, probs) in self.free.items():
+            free.update(np.array([key], np.int32), np.array([tokens], np.int32), np.array([probs], np.float32))
         prior = PriorTable(
-            np.array([row[0] for row in self.prior], np.int32), np.array([row[1] for row in self.prior], np.float32)
+            np.array([row[0] for row in self.prior], np.int32),
+            np.array([row[1] for row in self.prior], np.float32),
+            free,
         )
         request = Drafter(EngineConfig(top_k=TOP_K), VOCAB, prior, self.params).open(self.drafts, TreeShape.BEST)
         request.learn_text(self.text)
-        for token, (tokens, probs) in self.rows.items():
-            request.learn_logits([token], [tokens], [probs])
+        for key in sorted(self.rows, key=len, reverse=True):  # a pair's row teaches both tables: single tokens last
+            tokens, probs = self.rows[key]
+            request.learn_logits([key[-1]], [tokens], [probs], previous=[key[0]] if len(key) == 2 else None)
         return request
 
     def follows(self, context: list[int]) -> Counter[int]:
@@ -48,28 +63,60 @@ class Case:
         ends = range(length, len(self.text))
         return Counter(self.text[end] for end in ends if self.text[end - length : end] == context)
 
-    def sources(self, path: list[int]) -> list[tuple[Source, float, dict[int, float]]]:
-        """(source, share, distribution) in the order in which they take their share of what is left."""
-        params, context, listed = self.params, [*self.text, *path], []
+    def pooled(self, path: list[int]) -> Counter[int]:
         pooled: Counter[int] = Counter()
         for one in self.found:
             if list(one.tokens[: len(path)]) == path and len(one.tokens) > len(path):
                 pooled[one.tokens[len(path)]] += one.count
+        return pooled
+
+    def sources(self, path: list[int]) -> list[tuple[Source, float, dict[int, float]]]:
+        """(source, share, distribution) in the order in which they take their share of what is left."""
+        listed = [] if self.drafts is Drafts.LOGITS else self.counted(path)
+        if self.drafts is Drafts.RETRIEVAL:
+            return listed
+        context = (*self.text, *path)
+        rows = [
+            (PAIR_ROW, self.rows.get(context[-2:]) if len(context) > 1 else None),
+            (LATEST_ROW, self.row_of(context[-1])),
+        ]
+        if len(context) > 2:
+            rows.append((FREE_TRIPLE_ROW, self.free.get(context[-3:])))
+        if len(context) > 1:
+            rows.append((FREE_PAIR_ROW, self.free.get(context[-2:])))
+        rows.append((PRIOR_ROW, self.prior[context[-1]]))
+        for kind, row in rows:
+            if row is not None:
+                share = float(self.params.row_shares[kind, min(4, int(np.float32(row[1][0]) * 5))])
+                listed.append((Source.LOGITS, share, dict(zip(*row, strict=True))))
+        return listed
+
+    def row_of(self, token: int) -> Row | None:
+        """The latest row behind one token: single rows are learned last, else the last pair that ends with it."""
+        if (token,) in self.rows:
+            return self.rows[token,]
+        pairs = [row for key, row in self.rows.items() if len(key) == 2 and key[-1] == token]
+        return pairs[-1] if pairs else None
+
+    def counted(self, path: list[int]) -> list[tuple[Source, float, dict[int, float]]]:
+        params, context, listed, seen = self.params, [*self.text, *path], [], 0
         matched = min(max((one.matched for one in self.found), default=0) + len(path), params.max_match)
-        for length in range(params.max_match, 0, -1):
-            own = (
-                self.follows(context[-length:]) if length <= len(context) and length >= params.min_match else Counter()
-            )
-            for source, counts in ((Source.RETRIEVAL, own), (Source.STORE, pooled if length == matched else Counter())):
-                if counts and (self.drafts is not Drafts.LOGITS):
-                    total = sum(counts.values())
-                    certainty = min(params.ngram_cap, params.ngram_base + params.ngram_slope * length)
-                    share = total / (total + params.ngram_doubt) * certainty
-                    listed.append((source, share, {token: count / total for token, count in counts.items()}))
-        if self.drafts is not Drafts.RETRIEVAL:
-            if context[-1] in self.rows:
-                listed.append((Source.LOGITS, params.latest_share, dict(zip(*self.rows[context[-1]], strict=True))))
-            listed.append((Source.LOGITS, params.prior_share, dict(zip(*self.prior[context[-1]], strict=True))))
+        for length in range(params.max_match, params.min_match - 1, -1):
+            own = self.follows(context[-length:]) if length <= len(context) else Counter()
+            for source, counts in (
+                (Source.RETRIEVAL, own),
+                (Source.STORE, self.pooled(path) if length == matched else Counter()),
+            ):
+                total = sum(counts.values())
+                if total == 0:
+                    continue
+                level = 0 if total < 2 else 1 if total < 4 else 2
+                share = float(params.ngram_shares[int(len(counts) > 1), length, level])
+                if source is Source.RETRIEVAL:
+                    if total <= seen:
+                        continue
+                    share, seen = (params.shorter_share if seen else share), total
+                listed.append((source, share, {token: count / total for token, count in counts.items()}))
         return listed
 
     def children(self, path: list[int]) -> dict[int, tuple[float, Source]]:
@@ -116,13 +163,17 @@ def make_case(seed: int, drafts: Drafts = Drafts.RACER) -> Case:
         return rng.permutation(VOCAB)[:TOP_K].tolist(), probs.tolist()
 
     text = rng.integers(0, int(rng.integers(2, VOCAB + 1)), int(rng.integers(1, 60))).tolist()
-    rows = {int(token): row() for token in rng.permutation(VOCAB)[: rng.integers(0, VOCAB + 1)]}
+    rows: dict[tuple[int, ...], Row] = {
+        (int(token),): row() for token in rng.permutation(VOCAB)[: rng.integers(0, VOCAB)]
+    }
+    rows |= {(int(rng.integers(VOCAB)), int(rng.integers(VOCAB))): row() for _ in range(rng.integers(0, 40))}
+    free = {tuple(rng.integers(0, VOCAB, rng.integers(2, 4)).tolist()): row() for _ in range(rng.integers(0, 80))}
     matched = int(rng.integers(2, 5))
     found = [
         Continuation(tuple(rng.integers(0, VOCAB, rng.integers(1, 5)).tolist()), int(rng.integers(1, 9)), matched)
         for _ in range(rng.integers(0, 5))
     ]
-    return Case(text, rows, [row() for _ in range(VOCAB)], found, drafts)
+    return Case(text, rows, [row() for _ in range(VOCAB)], free, found, drafts)
 
 
 @given(st.integers(0, 10_000), st.integers(2, 40), st.sampled_from([Drafts.RACER, Drafts.RETRIEVAL, Drafts.LOGITS]))
@@ -178,40 +229,44 @@ def test_siblings_share_at_most_their_parents_probability(seed: int) -> None:
 
 def test_values_by_hand() -> None:
     """Text 1 2 3 1 2: the match 1 2 was followed by 3 once; then the latest row of 2; then the prior."""
-    params = BestParams(
-        max_match=2, min_match=2, ngram_doubt=1.0, ngram_base=0.2, ngram_slope=0.2, ngram_cap=0.9,
-        latest_share=0.5, prior_share=0.25, damping=0.8,
-    )  # fmt: skip
+    params = default_params()
+    params.ngram_shares[0, 2] = 0.3
+    params.row_shares[LATEST_ROW], params.row_shares[PRIOR_ROW] = 0.5, 0.25
     prior: list[Row] = [([8, 7, 6, 5], [0.4, 0.0, 0.0, 0.0])] * VOCAB
-    case = Case([1, 2, 3, 1, 2], {2: ([4, 3, 0, 5], [0.5, 0.25, 0.0, 0.0])}, prior, params=params)
+    case = Case([1, 2, 3, 1, 2], {(2,): ([4, 3, 0, 5], [0.5, 0.25, 0.0, 0.0])}, prior, params=params)
     tree = case.opened().propose(4)
-    # 1 2 -> 3: 1/(1+1) * (0.2+0.2*2) = 0.3; left 0.7: 4 gets 0.7*0.5*0.5, 3 adds 0.7*0.5*0.25; left 0.35: 8
+    # 3 gets 0.3; left 0.7: 4 gets 0.7*0.5*0.5, 3 adds 0.7*0.5*0.25; left 0.35: 8 gets 0.35*0.25*0.4
     three, four, eight = 0.3 + 0.0875, 0.175, 0.35 * 0.25 * 0.4
     assert paths(tree)[:3] == [(), (3,), (4,)]
     assert tree.probs[:3].tolist() == pytest.approx([1.0, three, four])
     assert tree.sources[:3].tolist() == [Source.ROOT, Source.RETRIEVAL, Source.LOGITS]
-    # below 3: 2 3 -> 1 once (0.3), nothing latest, prior (0.7 * 0.25 * 0.4 for 8)
-    assert paths(tree)[3] == (3, 1) and tree.probs[3] == pytest.approx(three * 0.3)
-    assert eight < three * 0.3 * 0.8
+    # below 3: 1 2 3 -> 1 and 2 3 -> 1, each once: the longer speaks, with the share of a match of three
+    assert paths(tree)[3] == (3, 1)
+    assert tree.probs[3] == pytest.approx(three * params.ngram_shares[0, 3, 0])
+    assert eight < tree.probs[3] * params.damping
 
 
 def test_the_draft_follows_its_own_path() -> None:
     """A match may begin in the text and end in the draft: 5 6 is drafted, 6 7 is known, so 7 follows."""
-    case = Case([1, 5, 6, 7, 2, 3, 5], {5: ([6, 0, 1, 2], [0.9, 0.0, 0.0, 0.0])}, [([0, 1, 2, 3], [0.0] * 4)] * VOCAB)
+    nothing: list[Row] = [([0, 1, 2, 3], [0.0] * 4)] * VOCAB
+    case = Case([1, 5, 6, 7, 2, 3, 5], {(5,): ([6, 0, 1, 2], [0.9, 0.0, 0.0, 0.0])}, nothing)
     tree = case.opened().propose(8)
     assert (6, 7) in paths(tree)
     assert tree.sources[paths(tree).index((6, 7))] == Source.RETRIEVAL
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"max_match": 3}, {"min_match": 3}, {"ngram_doubt": 5.0}, {"ngram_base": 0.1}, {"ngram_slope": 0.02},
-        {"ngram_cap": 0.3}, {"latest_share": 0.2}, {"prior_share": 0.1}, {"damping": 0.3}, {"scan": 1},
-    ],
-)  # fmt: skip
-def test_each_parameter_changes_the_draft(changed: dict[str, Any]) -> None:
-    def drafted(params: BestParams) -> bytes:
+def test_two_tokens_know_more_than_one() -> None:
+    nothing: list[Row] = [([0, 1, 2, 3], [0.0] * 4)] * VOCAB
+    request = Case([4, 5], {}, nothing).opened()
+    request.learn_prompt(
+        [4, 5, 7, 5], [[0, 1, 2, 3], [6, 1, 2, 3], [0, 1, 2, 3], [8, 1, 2, 3]], [[0.9, 0.0, 0.0, 0.0]] * 4
+    )
+    assert paths(request.propose(3)) == [(), (6,), (8,)], "6 followed 4 5; 8 followed the latest 5"
+
+
+@pytest.mark.parametrize("name", [*MixtureParams._fields])
+def test_each_parameter_changes_the_draft(name: str) -> None:
+    def drafted(params: MixtureParams) -> bytes:
         trees = []
         for seed in range(20):
             case = make_case(seed)
@@ -220,4 +275,7 @@ def test_each_parameter_changes_the_draft(changed: dict[str, Any]) -> None:
             trees.append(tree.tokens.tobytes() + tree.probs.tobytes())
         return b"".join(trees)
 
-    assert drafted(BestParams()) != drafted(BestParams()._replace(**changed))
+    default = default_params()
+    small = {"max_match": 3, "min_match": 3, "scan": 1}
+    values = default._asdict() | {name: small[name] if name in small else getattr(default, name) * 0.5}
+    assert drafted(default) != drafted(MixtureParams(**values))

@@ -252,3 +252,34 @@ def test_a_very_long_text_is_bounded_and_still_drafts(tree: TreeShape) -> None:
     grown = request.propose(32)
     grown.check_integrity()
     assert request.automaton.count(tuple(text[-3:].tolist())) == 2
+
+
+def test_learning_a_tree_lets_accepted_rows_win_and_knows_what_stood_before() -> None:
+    request = drafter(prior=None).open(Drafts.LOGITS, TreeShape.BEST)
+    request.learn_text([8, 1])
+    request.learn_prompt([8, 1], [[1, 2], [2, 3]], [[0.6, 0.3], [0.6, 0.3]])
+    tree = request.propose(3)
+    assert tree.tokens.tolist() == [1, 2, 3]
+    twice = DraftTree(np.array([1, 2, 2], np.int32), np.array([-1, 0, 1], np.int32), np.arange(3, dtype=np.int32),
+                      tree.sources, tree.probs)  # fmt: skip
+    request.learn_text([2, 9])
+    request.learn_tree(twice, [0, 1], [[20, 0], [21, 0], [22, 0]], [[0.9, 0.0]] * 3)
+    for key, top in (((2,), 21), ((1, 2), 21), ((2, 2), 22), ((1,), 20), ((8, 1), 20)):
+        row = (request.latest if len(key) == 1 else request.pairs).get(*key)
+        assert row is not None and row[0][0] == top, key
+    assert request.pairs.get(9, 1) is None
+
+
+def test_feedback_compares_accepted_with_expected() -> None:
+    shared = drafter(prior=None)
+    request = shared.open(Drafts.LOGITS, TreeShape.PAPER)
+    assert shared.reliability.ratio(Source.LOGITS) == 1.0
+    request.learn_text([1])
+    request.learn_logits([1, 2], [[2, 3], [4, 5]], [[0.5, 0.25], [0.5, 0.25]])
+    tree = request.propose(5)
+    assert tree.tokens.tolist() == [1, 2, 3, 4, 5] and tree.probs.sum() == pytest.approx(1 + 0.75 + 0.375)
+    request.feedback(tree, [0, 1])
+    assert shared.reliability.ratio(Source.LOGITS) == pytest.approx(1 / 1.125)
+    assert shared.reliability.ratio(Source.RETRIEVAL) == 1.0
+    request.feedback(tree, [0])
+    assert shared.reliability.ratio(Source.LOGITS) == pytest.approx(0.5 / 1.125, rel=1e-3)

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from racer.draft.prior import PriorTable, cached_prior, compute_prior, load_prior, prior_path, save_prior
+from racer.draft.prior import FreeRun, PriorTable, compute_prior, with_free_run
+from racer.draft.prior_file import cached_prior, load_prior, prior_path, save_prior
 
 VOCAB, TOP_K, NEWLINE = 1000, 4, 11
 
@@ -89,7 +90,65 @@ def test_a_failed_write_leaves_no_file_and_loses_no_table(tmp_path: Path, monkey
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("racer.draft.prior.np.savez", full)
+    monkeypatch.setattr("racer.draft.prior_file.np.savez", full)
     table = cached(tmp_path, FakeModel())
     assert table.vocab_size == VOCAB
     assert list(tmp_path.iterdir()) == []
+
+
+def free_run(seed: int = 0, sequences: int = 3, length: int = 40, width: int = 5) -> FreeRun:
+    rng = np.random.default_rng(seed)
+    rows = (sequences, length)
+    tops = np.stack([rng.permutation(12)[:width] for _ in range(sequences * length)]).reshape(*rows, width)
+    probs = -np.sort(-rng.dirichlet([0.5] * (width + 1), rows).astype(np.float32), axis=-1)[..., :width]
+    return FreeRun(np.array([3, 1], np.int32), rng.integers(0, 6, rows).astype(np.int32), tops.astype(np.int32), probs)
+
+
+def test_free_rows_are_averaged_by_their_last_tokens() -> None:
+    run, table = free_run(), compute_prior(FakeModel(), VOCAB, TOP_K, NEWLINE)
+    averaged = with_free_run(table, run)
+    sums: dict[tuple[int, ...], list[dict[int, float]]] = {}
+    for line, tops, probs in zip(run.tokens.tolist(), run.top_tokens.tolist(), run.top_probs.tolist(), strict=True):
+        text = [*run.prefix.tolist(), *line]
+        for i in range(len(line)):
+            for count in (1, 2, 3):
+                if i + 2 >= count:
+                    key = tuple(text[i + 2 - count : i + 2])
+                    sums.setdefault(key, []).append(dict(zip(tops[i], probs[i], strict=True)))
+    for token in range(VOCAB):
+        if (token,) in sums:
+            sums[token,].append(dict(zip(table.tokens[token].tolist(), table.probs[token].tolist(), strict=True)))
+    assert averaged.free is not None
+    assert len(averaged.free) == sum(len(key) > 1 for key in sums)
+    for key, rows in sums.items():
+        mean = {token: sum(row.get(token, 0.0) for row in rows) / len(rows) for row in rows for token in row}
+        best = sorted(mean.values(), reverse=True)[:TOP_K]
+        found = averaged.free.get(*key) if len(key) > 1 else (averaged.tokens[key[0]], averaged.probs[key[0]])
+        assert found is not None
+        assert found[1].tolist() == pytest.approx(best, abs=1e-6)
+        assert [mean[token] for token in found[0].tolist()] == pytest.approx(best, abs=1e-6)
+    untouched = [token for token in range(VOCAB) if (token,) not in sums]
+    assert np.array_equal(averaged.tokens[untouched], table.tokens[untouched])
+
+
+def test_free_rows_are_kept_on_disk_too(tmp_path: Path) -> None:
+    def cached_free(model: FakeModel) -> PriorTable:
+        return cached_prior(tmp_path, "m", model, VOCAB, TOP_K, NEWLINE, free_run=free_run)
+
+    first, again = cached_free(FakeModel()), FakeModel()
+    second = cached_free(again)
+    assert again.calls == [] and first.free is not None and second.free is not None
+    assert len(second.free) == len(first.free) > 100
+    used = len(first.free)
+    for name in ("keys", "tokens", "probs"):
+        assert np.array_equal(getattr(first.free, name)[:used], getattr(second.free, name)[:used])
+
+
+@pytest.mark.parametrize("prefix", [[], [7]])
+def test_a_short_prefix_has_fewer_rows_of_two_and_three(prefix: list[int]) -> None:
+    run = free_run(length=2)
+    run = FreeRun(np.array(prefix, np.int32), run.tokens, run.top_tokens, run.top_probs)
+    averaged = with_free_run(compute_prior(FakeModel(), VOCAB, TOP_K, NEWLINE), run)
+    assert averaged.free is not None
+    longest = [key for key in averaged.free.keys[: len(averaged.free)].tolist() if key[0] >= 0]
+    assert bool(longest) == (len(prefix) > 1)

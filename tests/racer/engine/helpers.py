@@ -14,7 +14,7 @@ from racer import Engine, EngineConfig, Request, RequestStats, SamplingParams, S
 from racer.draft.sources import NgramSource
 from racer.model.attention import ATTENTION
 from racer.model.loader import LoadedModel
-from tests.tiny import tiny_model
+from tests.tiny import byte_tokenizer, tiny_model
 
 EOS = 2
 
@@ -50,7 +50,7 @@ def loaded(
     model.set_attn_implementation(ATTENTION)
     return LoadedModel(
         model=model,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer or byte_tokenizer(),
         name="tiny",
         dtype=model.dtype,
         device=torch.device("cpu"),

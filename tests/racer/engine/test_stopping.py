@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from racer import Engine, Request, SamplingParams
@@ -181,7 +182,7 @@ def test_nothing_behind_the_stop_is_learned() -> None:
     taught: list[list[int]] = []
 
     class Recorder(MemoryNgramSource):
-        def learn(self, tokens: np.ndarray) -> None:  # type: ignore[type-arg]
+        def learn(self, tokens: NDArray[np.int32]) -> None:
             taught.append(tokens.tolist())
             super().learn(tokens)
 

@@ -1,9 +1,12 @@
 """Every family of decoder-only models with plain attention decodes as ``model.generate`` does; others are refused."""
 
+from typing import Any
+
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from racer import Request, SamplingParams
+from racer import Engine, EngineConfig, Request, SamplingParams
 from racer.errors import UnsupportedModelError
 from tests.racer.engine.helpers import decode, loaded, prompt, tiny_engine
 from tests.tiny import tiny_model
@@ -12,7 +15,7 @@ from tests.tiny import tiny_model
 PROMPTS = [prompt(5, 1), prompt(14, 2), prompt(40, 3)]
 NEW_TOKENS = 40
 
-CASES: dict[str, dict[str, object]] = {
+CASES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
     "qwen3": {},
@@ -39,7 +42,7 @@ CASES: dict[str, dict[str, object]] = {
 def test_ids_equal_generate(family: str, tree: str) -> None:
     model = tiny_model(family, **CASES[family])
     expected = [
-        model.generate(
+        model.generate(  # type: ignore[operator]
             torch.tensor([tokens]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
         )[0, len(tokens) :].tolist()
         for tokens in PROMPTS
@@ -52,7 +55,7 @@ def test_ids_equal_generate(family: str, tree: str) -> None:
     assert drafted > NEW_TOKENS, "the trees were empty: nothing was verified"
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 4},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 8},
     "qwen3_next": {
@@ -70,14 +73,16 @@ REFUSED = {
 }
 
 
+def random_model(family: str, **values: Any) -> PreTrainedModel:
+    build: Any = AutoModelForCausalLM.from_config
+    model: PreTrainedModel = build(AutoConfig.for_model(family, **values)).eval()
+    return model
+
+
 @pytest.mark.parametrize("family", REFUSED)
 def test_state_that_cannot_be_rolled_back_is_refused_in_one_line(family: str) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     values = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 3, "head_dim": 16} | REFUSED[family]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **values)).eval()
-    from racer import Engine, EngineConfig
-
+    model = random_model(family, **values)
     with pytest.raises(UnsupportedModelError) as refusal:
         Engine(EngineConfig(prior=False, cache_bytes=1 << 20), loaded=loaded(model))
     assert family in str(refusal.value) and "\n" not in str(refusal.value)
@@ -91,13 +96,8 @@ def test_chunked_attention_caps_the_context() -> None:
         "interleave_moe_layer_step": 1,
         "num_experts_per_tok": 1,
     }
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from racer import Engine, EngineConfig
-
     common = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = AutoConfig.for_model("llama4_text", **common, **heads, **values)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = random_model("llama4_text", **common, **heads, **values)
     engine = Engine(EngineConfig(prior=False, cache_bytes=1 << 22), loaded=loaded(model))
     assert engine.context_length == 32
