@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 import torch
 
+from racer.commands.conversations import item_id
 from racer.commands.modes import TRANSFORMERS, all_modes
 from racer.commands.opening import dtype_name, open_engine
 from racer.commands.options import add_engine_options, comma_list, engine_config, value_type
 from racer.commands.progress import Bar
+from racer.commands.records import say_error
 from racer.commands.suites import Question, group_order, read_questions
 from racer.commands.table import Result, as_table, build_rows
 from racer.commands.waves import Bench, waves
 from racer.config import Drafts, EngineConfig, TreeShape
-from racer.engine import Engine
-from racer.errors import ConfigError
+from racer.errors import ConfigError, InputError
 from racer.model.loader import load
 from racer.types import SamplingParams
 
@@ -95,14 +95,18 @@ def execute(args: argparse.Namespace) -> int:
     )
     engine = open_engine(config)
     bench = Bench(engine, modes, args.max_tokens, load(config) if TRANSFORMERS in args.drafts else None)
-    bench.warm_up(questions[0])
+    bench.warm_up()
     results: list[Result] = []
-    with Bar(len(questions) * len(args.concurrency), "prompts") as bar:
-        for concurrency in args.concurrency:
-            for wave in waves(questions, concurrency):
-                results += bench.run(wave, concurrency, all_turns=args.turns == "all")
-                bar.advance(len(wave))
-    return _report(args, engine, results, questions)
+    try:
+        with Bar(len(questions) * len(args.concurrency), "prompts") as bar:
+            for concurrency in args.concurrency:
+                for wave in waves(questions, concurrency):
+                    results += bench.run(wave, concurrency, all_turns=args.turns == "all")
+                    bar.advance(len(wave))
+    except KeyboardInterrupt:
+        _report(args, bench, results, questions)
+        raise
+    return _report(args, bench, results, questions)
 
 
 def _drafts(text: str) -> str:
@@ -112,7 +116,13 @@ def _drafts(text: str) -> str:
     return text
 
 
-def _report(args: argparse.Namespace, engine: Engine, results: list[Result], questions: list[Question]) -> int:
+def _report(args: argparse.Namespace, bench: Bench, results: list[Result], questions: list[Question]) -> int:
+    """Print what was measured; what is skipped or differs is told on stderr as well."""
+    for note in bench.skipped:
+        say_error(f"question {note['id']}, turn {note['turn']} is left out: {note['reason']}")
+    if not results:
+        raise InputError("nothing was measured")
+    engine = bench.engine
     rows = build_rows(results, group_order(questions))
     different = [result for result in results if result.difference is not None]
     near_ties = sum(result.difference.near_tie for result in different if result.difference)
@@ -122,12 +132,13 @@ def _report(args: argparse.Namespace, engine: Engine, results: list[Result], que
         "dtype": dtype_name(engine),
         "device": str(engine.loaded.device),
         "threads": torch.get_num_threads(),
-        "prompts": len(questions),
+        "prompts": len({id(result.question) for result in results}),
+        "skipped": bench.skipped,
         "max_tokens": args.max_tokens,
         "mismatches": len(different),
         "near_ties": near_ties,
         "differences": [
-            {"id": result.id, "mode": result.mode.label, "concurrency": result.concurrency}
+            {"id": item_id(result.question.item), "mode": result.mode.label, "concurrency": result.concurrency}
             | result.difference.as_json()
             for result in different
             if result.difference
@@ -138,6 +149,6 @@ def _report(args: argparse.Namespace, engine: Engine, results: list[Result], que
     print(json.dumps(summary, ensure_ascii=False))
     if len(different) > near_ties:
         wrong = len(different) - near_ties
-        print(f"error: {wrong} answers differ from plain decoding's by more than a near tie", file=sys.stderr)
+        say_error(f"{wrong} answers differ from plain decoding's by more than a near tie")
         return 1
     return 0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from racer.commands.conversations import Conversation, converse
-from racer.commands.inputs import BadLine, Item, read_items
+from racer.commands.inputs import BadLine, Item, read_items, valid_text
 from racer.commands.opening import open_engine
 from racer.commands.options import add_engine_options, add_sampling_options, engine_config, sampling_values
 from racer.commands.progress import Bar
@@ -58,7 +58,7 @@ def execute(args: argparse.Namespace) -> int:
         stack.callback(records.flush)
         for index, record in failures.items():
             records.add(index, record)
-        total = Totals()
+        total = Totals(failed=len(failures))
         bar = stack.enter_context(Bar(len(lines), "prompts", shown=_bar_fits(args)))
         streams = source is None and not args.json
 
@@ -74,18 +74,19 @@ def execute(args: argparse.Namespace) -> int:
                 bar.advance()
                 if conversation.error is not None:
                     say_error(_located(source, conversation.item.line, conversation.error))
-    if streams:
-        print(flush=True)
-    print(total.sentence(), file=sys.stderr)
-    return 2 if failures or total.failed else 0
+    if source is not None or total.done:
+        print(end="\n" if streams else "", flush=True)
+        print(total.sentence(), file=sys.stderr)
+    return 2 if total.failed else 0
 
 
 class Totals:
     """What the whole run decoded."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: int) -> None:
         self._started_s = time.perf_counter()
-        self.failed = self.done = self.tokens = self.decided = self.steps = 0
+        self.failed = failed
+        self.done = self.tokens = self.decided = self.steps = 0
 
     def add(self, conversation: Conversation) -> None:
         """Count one conversation's answers."""
@@ -116,8 +117,7 @@ def _lines(args: argparse.Namespace) -> _Lines:
         if args.chat:
             raise ConfigError("--chat goes with --prompt; in a file, write messages or turns instead of prompt")
         return read_items(args.input, strict=True)
-    if not args.prompt:
-        raise ConfigError("--prompt is empty; give it some text")
+    valid_text("--prompt", args.prompt)
     chat = ({"role": "user", "content": args.prompt},) if args.chat else ()
     return [Item(1, None, prompt=None if chat else args.prompt, messages=chat)]
 

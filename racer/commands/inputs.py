@@ -99,7 +99,7 @@ def _item(number: int, record: Any, strict: bool) -> Item:
     return Item(
         number,
         _id(record),
-        prompt=_text("prompt", content) if kinds[0] == "prompt" else None,
+        prompt=valid_text("prompt", content) if kinds[0] == "prompt" else None,
         messages=_messages(content) if kinds[0] == "messages" else (),
         turns=_turns(content) if kinds[0] == "turns" else (),
         params=params,
@@ -127,7 +127,7 @@ def _params(record: dict[str, Any], strict: bool) -> dict[str, Any]:
 def _turns(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not value:
         raise InputError(f"turns must be a list of texts, not {_kind(value)}")
-    return tuple(_text("turns", turn) for turn in value)
+    return tuple(valid_text("turns", turn) for turn in value)
 
 
 def _messages(value: Any) -> tuple[Message, ...]:
@@ -136,11 +136,12 @@ def _messages(value: Any) -> tuple[Message, ...]:
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise InputError("each of messages must be an object with role and content")
-        _text("content of a message", message.get("content"))
+        valid_text("content of a message", message.get("content"))
     return tuple(value)
 
 
-def _text(name: str, value: Any) -> str:
+def valid_text(name: str, value: Any) -> str:
+    """``value`` if it is text that can be tokenised; raises InputError naming it ``name`` otherwise."""
     if not isinstance(value, str):
         raise InputError(f"{name} must be text, not {_kind(value)}")
     if not value:

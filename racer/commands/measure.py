@@ -32,13 +32,12 @@ class Measured:
     finished: bool = False
 
 
-def measure(engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], max_tokens: int) -> list[Measured]:
-    """Decode the prompts together, all at once, greedily. The engine must be idle."""
+def measure(engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], caps: list[int]) -> list[Measured]:
+    """Decode the prompts together, all at once, greedily, each up to its cap of tokens. The engine must be idle."""
     results: dict[str, Measured] = {}
     started = time.perf_counter()
-    for prompt in prompts:
-        room = engine.context_length - len(prompt)
-        request = Request(prompt, mode.params(min(max_tokens, max(room, 1))))
+    for prompt, cap in zip(prompts, caps, strict=True):
+        request = Request(prompt, mode.params(cap))
         engine.add(request)
         results[request.request_id] = Measured()
     while engine.has_work:
@@ -63,18 +62,18 @@ def measure(engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], max_toke
 
 
 @torch.inference_mode()
-def measure_transformers(loaded: LoadedModel, prompts: list[tuple[int, ...]], max_tokens: int) -> list[Measured]:
-    """Decode the prompts one by one with ``model.generate``, greedily."""
+def measure_transformers(loaded: LoadedModel, prompts: list[tuple[int, ...]], caps: list[int]) -> list[Measured]:
+    """Decode the prompts one by one, each up to its cap, with ``model.generate``, greedily."""
     results = []
     model: Any = loaded.model  # its generate() is untyped
     stops = loaded.eos_token_ids
-    for prompt in prompts:
+    for prompt, cap in zip(prompts, caps, strict=True):
         started = time.perf_counter()
         ids = torch.tensor([prompt], device=loaded.device)
         row = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
+            max_new_tokens=cap,
             do_sample=False,
             eos_token_id=sorted(stops) or None,
             pad_token_id=min(stops, default=0),

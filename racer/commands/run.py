@@ -8,12 +8,12 @@ import time
 
 from racer.commands.colour import ColouredText, legend, wants_colour
 from racer.commands.conversations import Answer, encode
+from racer.commands.inputs import valid_text
 from racer.commands.opening import open_engine
 from racer.commands.options import add_engine_options, add_sampling_options, engine_config, sampling_values
 from racer.commands.ties import compare
 from racer.config import Drafts
 from racer.engine import Engine
-from racer.errors import ConfigError
 from racer.text import render_chat
 from racer.types import Request, SamplingParams
 
@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Decode twice and report."""
-    if not args.prompt:
-        raise ConfigError("--prompt is empty; give it some text")
+    valid_text("--prompt", args.prompt)
     config = engine_config(args, max_running=1)
     values = {"max_tokens": None, "seed": 0 if config.seed is None else config.seed} | sampling_values(args)
     SamplingParams(**values)

@@ -7,6 +7,7 @@ from typing import Any
 
 from racer.commands.measure import Measured
 from racer.commands.modes import PLAIN, TRANSFORMERS, Mode
+from racer.commands.suites import Question
 from racer.commands.ties import Difference
 from racer.types import DRAFT_SOURCES
 
@@ -15,10 +16,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """One prompt in one mode: what was measured, and where its ids leave plain decoding's."""
+    """One turn of a question in one mode: what was measured, and where its ids leave plain decoding's."""
 
-    id: Any
-    groups: tuple[str, ...]
+    question: Question
     mode: Mode
     concurrency: int
     measured: Measured
@@ -30,10 +30,12 @@ def build_rows(results: list[Result], groups: list[str]) -> list[Row]:
     keys = list(dict.fromkeys((result.concurrency, result.mode) for result in results))
     rows = []
     for group in groups:
-        of_group = [result for result in results if group in result.groups]
+        of_group = [result for result in results if group in result.question.groups]
         rates: dict[int, float] = {}
         for concurrency, mode in sorted(keys, key=lambda key: (key[0], key[1] != PLAIN)):
             chosen = [r for r in of_group if r.mode == mode and r.concurrency == concurrency]
+            if not chosen:  # the run was interrupted before
+                continue
             row = _row(group, chosen)
             rates.setdefault(concurrency, row["tok_per_s"])  # plain decoding comes first
             row["speedup"] = _ratio(row["tok_per_s"], rates[concurrency], 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from racer.commands.conversations import encode, item_id
 from racer.commands.inputs import Message
@@ -12,10 +13,12 @@ from racer.commands.suites import Question
 from racer.commands.table import Result
 from racer.commands.ties import compare
 from racer.engine import Engine
+from racer.errors import InputError, UserError
 from racer.model.loader import LoadedModel
 from racer.text import render_chat
 
 Prompt = tuple[int, ...]
+_WARM_UP_TOKENS = 8
 
 
 class Bench:
@@ -25,51 +28,79 @@ class Bench:
         self.engine = engine
         self.modes = modes
         self.max_tokens = max_tokens
+        self.skipped: list[dict[str, Any]] = []
         self._reference = reference
         self._turn = 0
 
-    def warm_up(self, question: Question) -> None:
+    def warm_up(self) -> None:
         """Decode a few tokens in every mode, uncounted: first calls are slow."""
-        prompt = self._prompt(question, 0, [])
+        prompt = tuple(encode(self.engine.tokenizer, "To warm up, a few words: to warm up, a few words"))
         for mode in self.modes:
-            self._measure(mode, [prompt], 8)
+            self._measure(mode, [prompt], _WARM_UP_TOKENS)
 
     def run(self, wave: list[Question], concurrency: int, all_turns: bool) -> list[Result]:
         """Every mode over the same prompts; conversations go on with plain decoding's answers."""
         answers: list[list[str]] = [[] for _ in wave]
         results = []
         for turn in range(max(_turns(question) for question in wave) if all_turns else 1):
-            speaking = [i for i, question in enumerate(wave) if turn < _turns(question)]
-            prompts = [self._prompt(wave[i], turn, answers[i]) for i in speaking]
-            measured = {mode: self._measure(mode, prompts, self.max_tokens) for mode in rotated(self.modes, self._turn)}
+            prompts = self._prompts(wave, turn, answers)
+            if not prompts:
+                break
+            measured = {
+                mode: self._measure(mode, [*prompts.values()], self.max_tokens)
+                for mode in rotated(self.modes, self._turn)
+            }
             self._turn += 1
-            for place, i in enumerate(speaking):
+            for place, (i, prompt) in enumerate(prompts.items()):
                 plain = measured[PLAIN][place]
                 answers[i].append(plain.text)
                 for mode in self.modes:
                     one = measured[mode][place]
-                    difference = compare(self.engine, prompts[place], plain.token_ids, one.token_ids)
-                    results.append(Result(item_id(wave[i].item), wave[i].groups, mode, concurrency, one, difference))
+                    difference = compare(self.engine, prompt, plain.token_ids, one.token_ids)
+                    results.append(Result(wave[i], mode, concurrency, one, difference))
         return results
 
     def _measure(self, mode: Mode, prompts: list[Prompt], max_tokens: int) -> list[Measured]:
+        caps = [min(max_tokens, self.engine.context_length - len(prompt)) for prompt in prompts]
         if self._reference is not None and mode.drafts == TRANSFORMERS:
-            return measure_transformers(self._reference, prompts, max_tokens)
-        return measure(self.engine, mode, prompts, max_tokens)
+            return measure_transformers(self._reference, prompts, caps)
+        return measure(self.engine, mode, prompts, caps)
+
+    def _prompts(self, wave: list[Question], turn: int, answers: list[list[str]]) -> dict[int, Prompt]:
+        """Prompts of the questions that have this turn, by their place in the wave.
+
+        One that cannot be asked, as it exceeds the context, is noted in ``skipped``, and so ends its conversation.
+        """
+        prompts: dict[int, Prompt] = {}
+        for i, question in enumerate(wave):
+            if turn < _turns(question) and len(answers[i]) == turn:
+                try:
+                    prompts[i] = self._prompt(question, turn, answers[i])
+                except UserError as error:
+                    note = {"id": item_id(question.item), "turn": turn + 1, "reason": str(error)}
+                    if note not in self.skipped:
+                        self.skipped.append(note)
+        return prompts
 
     def _prompt(self, question: Question, turn: int, answers: list[str]) -> Prompt:
         """The turn's prompt behind the conversation so far; plain text where the model has no chat template."""
         item, tokenizer = question.item, self.engine.tokenizer
         messages: list[Message] = list(item.messages)
         if item.prompt is not None:
-            return tuple(encode(tokenizer, item.prompt))
+            return self._checked(encode(tokenizer, item.prompt))
         for text, answer in zip(item.turns, answers, strict=False):
             messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
         if item.turns:
             messages.append({"role": "user", "content": item.turns[turn]})
         if not tokenizer.chat_template:
-            return tuple(encode(tokenizer, "\n".join(str(message["content"]) for message in messages)))
-        return tuple(render_chat(tokenizer, messages))
+            return self._checked(encode(tokenizer, "\n".join(str(message["content"]) for message in messages)))
+        return self._checked(render_chat(tokenizer, messages))
+
+    def _checked(self, prompt: list[int]) -> Prompt:
+        limit = self.engine.context_length
+        if not 0 < len(prompt) < limit:
+            raise InputError(f"the prompt has {len(prompt)} tokens; a context of {limit} takes 1 to {limit - 1}")
+        return tuple(prompt)
 
 
 def waves(questions: list[Question], size: int) -> Iterator[list[Question]]:

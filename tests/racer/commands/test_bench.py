@@ -9,7 +9,7 @@ import torch
 
 from racer import Engine
 from racer.commands import waves
-from racer.commands.measure import Measured
+from racer.commands.measure import Measured, measure
 from racer.commands.modes import PLAIN, Mode, all_modes, rotated
 from racer.commands.ties import compare, tolerance
 from racer.config import TreeShape
@@ -119,16 +119,15 @@ def test_a_mode_that_decodes_other_tokens_is_found(
     racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every answer of one mode is bent at its fifth token; nothing else may be reported."""
-    measure = waves.measure
 
-    def bent(engine: Engine, mode: Mode, prompts: Any, max_tokens: int) -> list[Measured]:
-        results = measure(engine, mode, prompts, max_tokens)
+    def bent(engine: Engine, mode: Mode, prompts: Any, caps: list[int]) -> list[Measured]:
+        results = measure(engine, mode, prompts, caps)
         if mode.tree is TreeShape.PAPER:
             for result in results:
                 result.token_ids[4] = (result.token_ids[4] + 1) % 256
         return results
 
-    monkeypatch.setattr(waves, "measure", bent)
+    monkeypatch.setattr("racer.commands.waves.measure", bent)
     done = racer("bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--drafts", "racer", "--tree", "best,paper")
     result = summary(done.out)
     assert done.code == 1 and "error: 3 answers differ from plain decoding's" in done.err
@@ -166,6 +165,56 @@ def test_a_difference_is_a_near_tie_only_within_rounding(engine: Engine) -> None
     assert compare(engine, prompt, plain.token_ids, plain.token_ids) is None
     ended = compare(engine, prompt, plain.token_ids, plain.token_ids[:2])
     assert ended is not None and (ended.position, ended.token, ended.near_tie) == (2, None, False)
+
+
+@pytest.mark.parametrize("gap, tie", [(0.00005, True), (0.0002, False)])
+def test_near_tie(engine: Engine, monkeypatch: pytest.MonkeyPatch, gap: float, tie: bool) -> None:
+    logits = torch.zeros(260)
+    logits[10], logits[1] = 5.0, 5.0 - gap  # 1 is the stop token
+    monkeypatch.setattr("racer.commands.ties._next_logits", lambda engine, tokens: logits)
+    found = compare(engine, (5,), [8, 10, 9], [8])
+    assert found is not None and found.near_tie is tie
+    assert found.as_json() == {
+        "position": 1,
+        "plain_token": 10,
+        "token": None,
+        "gap": pytest.approx(gap, abs=1e-6),
+        "near_tie": tie,
+    }
+
+
+def test_prompt_over_the_context_is_left_out(racer: Command, jsonl: Write) -> None:
+    """Of one conversation the first turn fits, of another none."""
+    lines = [*QUESTIONS[:2], {"question_id": 9, "category": "long", "turns": ["long " * 200]}]
+    ask = ("bench", "--data", jsonl(*lines), *OPTIONS, "--turns", "all", "--drafts", "racer", "--max-context", "50")
+    done = racer(*ask)
+    result = summary(done.out)
+    assert [(note["id"], note["turn"]) for note in result["skipped"]] == [(1, 2), (9, 1)]
+    assert done.code == 0 and "error: question 9, turn 1 is left out: the prompt has 1" in done.err
+    assert {row["category"] for row in result["rows"]} == {"letters", "numbers", "all"} and result["prompts"] == 2
+    nothing = racer("bench", "--data", jsonl(lines[2]), *OPTIONS, "--drafts", "off")
+    assert nothing.code == 2 and nothing.err.endswith("error: nothing was measured\n")
+
+
+def test_interrupt_reports_finished_waves(racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, calls = waves.Bench.run, 0
+
+    def interrupted(self: waves.Bench, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(waves.Bench, "run", interrupted)
+    done = racer("bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--drafts", "off", "--concurrency", "1,2")
+    rows = summary(done.out)["rows"]
+    assert done.code == 130 and summary(done.out)["prompts"] == 2
+    assert [(row["category"], row["prompts"], row["concurrency"]) for row in rows] == [
+        ("letters", 1, 1),
+        ("numbers", 1, 1),
+        ("all", 2, 1),
+    ]
 
 
 def test_tolerance_is_two_units_in_the_last_place() -> None:

@@ -101,7 +101,8 @@ def test_bench_and_prompt_combinations(racer: Command, jsonl: Write) -> None:
     refused(
         racer("bench", "--data", jsonl({"prompt": "a"}, "{", name="bad.jsonl")), "bad.jsonl:2: the line is not JSON"
     )
-    refused(racer("generate", "--prompt", ""), "--prompt is empty")
+    refused(racer("generate", "--prompt", ""), "--prompt must not be empty")
+    refused(racer("run", "--prompt", "\udcff"), "--prompt holds half of a surrogate pair")
     refused(racer("generate", "--prompt", "a", "--input", source), "not allowed with argument --prompt")
     refused(racer("generate", "--input", source, "--chat"), "--chat goes with --prompt")
     refused(racer("generate"), "one of the arguments --prompt --input is required")

@@ -117,9 +117,9 @@ def test_bad_line_is_named_and_costs_nothing_else(racer: Command, jsonl: Write, 
 
 def test_conversation_that_outgrows_the_context_keeps_its_first_answers(racer: Command, jsonl: Write) -> None:
     source = jsonl({"turns": ["a", "b", "c"]})
-    done = racer("generate", "--input", source, "--json", "--max-tokens", "40", "--max-context", "80")
+    done = racer("generate", "--input", source, "--json", "--max-tokens", "40", "--max-context", "100")
     (record,) = done.records
-    assert done.code == 2 and "together more than the context of 80" in record["error"]
+    assert done.code == 2 and "together more than the context of 100" in record["error"]
     assert list(map(len, record["token_ids"])) == [40] and len(record["text"]) == 1
 
 
