@@ -2,8 +2,8 @@
 
     python bench/draft_speed.py [--budget 32] [--steps 500]
 
-A step is learn_text (3 tokens), learn_logits (a row for every node of the tree) and propose, on made-up text with the
-frequencies of natural text. Times are processor time of this thread, so that other load on the machine does not count.
+A step is learn_text (3 tokens), propose, and learn_tree (a row for every node), on made-up text with the frequencies
+of natural text. Times are processor time of this thread, so that other load on the machine does not count.
 The last line is one JSON object.
 """
 
@@ -34,7 +34,7 @@ def measure(drafter: Drafter, tree: TreeShape, prompt: int, budget: int, steps: 
     start = time.thread_time()
     ids = text(prompt)
     request.learn_text(ids)
-    request.learn_logits(ids, rows[ids], probs[ids])
+    request.learn_prompt(ids, rows[ids], probs[ids])
     prefill = time.thread_time() - start
     times = np.empty((steps, 3))
     for step in times:
@@ -46,14 +46,14 @@ def measure(drafter: Drafter, tree: TreeShape, prompt: int, budget: int, steps: 
         marks.append(time.thread_time())
         tops, top_probs = rows[grown.tokens], probs[grown.tokens]
         marks.append(time.thread_time())
-        request.learn_logits(grown.tokens, tops, top_probs)
+        request.learn_tree(grown, [0, 1], tops, top_probs)
         step[:] = marks[1] - marks[0], marks[2] - marks[1], time.thread_time() - marks[3]
     medians = np.median(times, axis=0)
     return {
         "prompt_ms": prefill * 1e3,
         "text": medians[0] * 1e6,
         "propose": medians[1] * 1e6,
-        "logits": medians[2] * 1e6,
+        "tree": medians[2] * 1e6,
         "step": float(np.median(times.sum(1))) * 1e6,
         "step_p99": float(np.quantile(times.sum(1), 0.99)) * 1e6,
     }

@@ -190,7 +190,7 @@ class Engine:
             sequence = slot.sequence
             if sequence.drafts is not None and sequence.cached == 0 and sequence.decided == 0:
                 sequence.drafts.learn_text(np.array(sequence.tokens, np.int32))
-            if slot.budget > 1 and sequence.drafts is not None:
+            if sequence.decoding and sequence.drafts is not None:
                 continuations = found.get(sequence, ())
                 trees.append(sequence.drafts.propose(slot.budget, continuations, max_depth=sequence.remaining - 1))
             else:
@@ -257,17 +257,17 @@ class Engine:
         """Decide the slot's next tokens, teach its drafts; returns the accepted nodes, the root first."""
         sequence, drafts = slot.sequence, slot.sequence.drafts
         self._score_prompt(slot, logits)
+        if drafts is not None and not sequence.decoding and _learns_logits(sequence):
+            before = sequence.tokens[sequence.cached - 1] if sequence.cached else -1
+            drafts.learn_prompt(sequence.chain(slot.chain), top_tokens, top_probs, before)
         if slot.chain < sequence.pending:  # more of the prompt is to come: nothing is decided yet
-            if drafts is not None and _learns_logits(sequence):
-                drafts.learn_logits(sequence.chain(slot.chain), top_tokens, top_probs)
             return [0]
         first = len(logits) - len(tree)  # row of the root
         if sequence.decoding:
             sequence.stats.steps += 1
             for source in DRAFT_SOURCES:
                 sequence.stats.drafted[source] += int(np.count_nonzero(tree.sources == source))
-        before = len(sequence.tokens)
-        chain = sequence.chain(slot.chain)
+        verified, decoding = len(sequence.tokens), sequence.decoding
 
         def choose(node: int) -> int:
             return int(top_tokens[first + node, 0]) if sequence.takes_argmax else sequence.choose(logits[first + node])
@@ -277,13 +277,10 @@ class Engine:
 
         path = walk(tree, choose, decide).path
         if drafts is not None and not sequence.finished:
-            if _learns_logits(sequence):
-                rejected = np.setdiff1d(np.arange(1, len(tree)), path)
-                order = np.concatenate([np.arange(first), first + rejected, first + np.array(path)]).astype(np.int64)
-                tokens = np.concatenate([chain[:first], tree.tokens[rejected], tree.tokens[path]])
-                drafts.learn_logits(tokens, top_tokens[order], top_probs[order])
-            drafts.feedback(tree, path)
-            drafts.learn_text(np.array(sequence.tokens[before:], np.int32))
+            if decoding:
+                drafts.learn_tree(tree, path, top_tokens, top_probs)
+                drafts.feedback(tree, path)
+            drafts.learn_text(sequence.tokens[verified:])
         return path
 
     def _score_prompt(self, slot: Slot, logits: Tensor) -> None:

@@ -16,7 +16,7 @@ from racer.config import Drafts, EngineConfig, TreeShape
 from racer.draft.automaton import Automaton
 from racer.draft.best import grow_best
 from racer.draft.known import Arrays, Limits, PriorView
-from racer.draft.logits import LogitsTable
+from racer.draft.logits import LogitsTable, update_tree
 from racer.draft.mixture import MixtureParams, default_params
 from racer.draft.paper import grow_chain, grow_paper
 from racer.draft.prior import PriorTable
@@ -88,11 +88,14 @@ class Drafter:
 
     def warm_up(self) -> None:
         """Compile, or load from disk, every kernel, so that no request waits for it."""
-        for tree in TreeShape:
-            request = self.open(Drafts.RACER, tree)
-            request.learn_text([0, 0, 0])
-            request.learn_logits([0], [[0]], [[1.0]], previous=[0])
-            request.propose(2, [Continuation((0,), 1, 2)])
+        many = np.arange(400, dtype=np.int32)  # enough for every table to grow once
+        rows = np.zeros((len(many), 1), np.int32), np.ones((len(many), 1), np.float32)
+        for shape in TreeShape:
+            request = self.open(Drafts.RACER, shape)
+            request.learn_text(many)
+            request.learn_prompt(many, *rows)
+            tree = request.propose(2, [Continuation((0,), 1, 2)])
+            request.learn_tree(tree, [0], rows[0][: len(tree)], rows[1][: len(tree)])
 
 
 class RequestDrafts:
@@ -166,14 +169,10 @@ class RequestDrafts:
         """
         if not self._uses_logits:
             return
-        accepted = np.zeros(len(tree), bool)
-        accepted[_int32(accepted_nodes)] = True
-        order = np.argsort(accepted, kind="stable")  # rejected nodes first: the accepted ones' rows win
-        previous = tree.tokens[tree.parents]
-        previous[0] = self._before_root
-        self.learn_logits(
-            tree.tokens[order], np.asarray(top_tokens)[order], np.asarray(top_probs)[order], previous=previous[order]
-        )
+        tops, probs, accepted = _int32(top_tokens), _float32(top_probs), _int32(accepted_nodes)
+        if len(tops) != len(tree) or len(probs) != len(tree):
+            raise ValueError(f"{len(tops)} rows for a tree of {len(tree)} nodes: give one for each, in node order")
+        update_tree(self.latest, self.pairs, tree.tokens, tree.parents, self._before_root, accepted, tops, probs)
 
     def propose(
         self, budget: int, continuations: Sequence[Continuation] = (), max_depth: int | None = None

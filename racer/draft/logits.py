@@ -81,21 +81,48 @@ def _new_row(slots: Ints, keys: Ints, meta: Ints, first: int, second: int, third
     return int(row)
 
 
+Rows = tuple[Ints, Ints, Ints, Floats, Ints]
+"""Slots, keys, tokens, probs and meta of a table."""
+
+
 @leaf
-def _update(
-    slots: Ints, keys: Ints, tokens: Ints, probs: Floats, meta: Ints, seen: Ints, tops: Ints, top_probs: Floats
-) -> None:
-    given, kept = seen.shape[1], min(tokens.shape[1], tops.shape[1])
+def _put_row(table: Rows, first: int, second: int, third: int, tops: Ints, top_probs: Floats, i: int) -> None:
+    """Write row ``i`` of ``tops`` behind these tokens, over what was known there."""
+    slots, keys, tokens, probs, meta = table
+    kept = min(tokens.shape[1], tops.shape[1])
+    row = find_row(slots, keys, first, second, third)
+    if row < 0:
+        row = _new_row(slots, keys, meta, first, second, third)
+    for j in range(tokens.shape[1]):
+        tokens[row, j] = tops[i, j] if j < kept else -1
+        probs[row, j] = top_probs[i, j] if j < kept else 0.0
+
+
+@leaf
+def _update(table: Rows, seen: Ints, tops: Ints, top_probs: Floats) -> None:
+    given = seen.shape[1]
     for i in range(seen.shape[0]):
         first = int(seen[i, given - 3]) if given > 2 else ANY
         second = int(seen[i, given - 2]) if given > 1 else ANY
-        third = int(seen[i, given - 1])
-        row = find_row(slots, keys, first, second, third)
-        if row < 0:
-            row = _new_row(slots, keys, meta, first, second, third)
-        for j in range(tokens.shape[1]):
-            tokens[row, j] = tops[i, j] if j < kept else -1
-            probs[row, j] = top_probs[i, j] if j < kept else 0.0
+        _put_row(table, first, second, int(seen[i, given - 1]), tops, top_probs, i)
+
+
+@leaf
+def _update_tree(
+    latest: Rows, pairs: Rows, tokens: Ints, parents: Ints, before: int, accepted: Ints, tops: Ints, top_probs: Floats
+) -> None:
+    """Two passes: the accepted nodes' rows come last, and win."""
+    for wanted in range(2):
+        for node in range(tokens.shape[0]):
+            taken = 0
+            for other in accepted:
+                if other == node:
+                    taken = 1
+            if taken == wanted:
+                token, parent = int(tokens[node]), parents[node]
+                previous = int(tokens[parent]) if parent >= 0 else before
+                _put_row(latest, ANY, ANY, token, tops, top_probs, node)
+                _put_row(pairs, ANY, previous, token, tops, top_probs, node)
 
 
 @leaf
@@ -136,9 +163,11 @@ class LogitsTable:
         for start in range(0, len(seen), _CHUNK):
             rows = slice(start, start + _CHUNK)
             self._reserve(len(self) + len(seen[rows]))
-            _update(
-                *(self.slots, self.keys, self.tokens, self.probs, self.meta), seen[rows], tops[rows], top_probs[rows]
-            )
+            _update(self._rows, seen[rows], tops[rows], top_probs[rows])
+
+    @property
+    def _rows(self) -> Rows:
+        return self.slots, self.keys, self.tokens, self.probs, self.meta
 
     def get(self, *last: int) -> tuple[Ints, Floats] | None:
         """Next tokens int32 [top_k] and probabilities float32 [top_k] behind the ``last`` one to three tokens."""
@@ -159,6 +188,27 @@ class LogitsTable:
             setattr(self, name, new)
         self.slots = np.zeros(_slot_count(rows), np.int32)
         _rehash(self.slots, self.keys, used)
+
+
+def update_tree(
+    latest: LogitsTable,
+    pairs: LogitsTable,
+    tokens: Ints,
+    parents: Ints,
+    before: int,
+    accepted: Ints,
+    tops: Ints,
+    top_probs: Floats,
+) -> None:
+    """Learn the rows of a verified draft tree, behind one token and behind two; the accepted nodes' rows win.
+
+    tokens, parents  int32 [nodes] of the tree; ``before`` is the token in front of its root
+    accepted         int32 [a], node indices
+    tops, top_probs  int32, float32 [nodes, >= 1], in node order
+    """
+    latest._reserve(len(latest) + len(tokens))
+    pairs._reserve(len(pairs) + len(tokens))
+    _update_tree(latest._rows, pairs._rows, tokens, parents, before, accepted, tops, top_probs)
 
 
 def _slot_count(rows: int) -> int:

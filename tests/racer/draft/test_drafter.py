@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from racer.config import Drafts, EngineConfig, TreeShape
+from racer.draft import automaton, best, frontier, logits, mixture, paper, sources
 from racer.draft.drafter import BEST_MAX_NODES, Drafter, RequestDrafts
 from racer.draft.prior import PriorTable
 from racer.draft.sources import Continuation
@@ -221,6 +222,32 @@ def test_arrays_of_any_kind_are_taken(kind: str) -> None:
     assert equal(request.propose(20), expected.propose(20))
 
 
+def test_nothing_is_compiled_after_the_warm_up() -> None:
+    """A kernel that compiles while requests run would hold all of them up for seconds."""
+    shared = drafter()
+    shared.warm_up()
+
+    def compiled() -> dict[str, int]:
+        modules = (automaton, best, frontier, logits, mixture, paper, sources)
+        kernels = [(module.__name__, name, value) for module in modules for name, value in vars(module).items()]
+        return {
+            f"{where}.{name}": len(value.signatures) for where, name, value in kernels if hasattr(value, "signatures")
+        }
+
+    before = compiled()
+    for tree in SHAPES:
+        for drafts in MODES:
+            for length in (3, 2000):
+                request = teach(shared.open(drafts, tree), length=length)
+                request.learn_prompt(list(range(300)), np.zeros((300, 8)), np.zeros((300, 8)))
+                grown = request.propose(16, FOUND)
+                request.feedback(grown, [0])
+                request.learn_tree(grown, (0,), np.zeros((len(grown), 9), np.int64), np.ones((len(grown), 9)))
+                request.propose(2, max_depth=1)
+    assert compiled() == before
+    assert before["racer.draft.best.grow_best"] >= 1
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -268,6 +295,8 @@ def test_learning_a_tree_lets_accepted_rows_win_and_knows_what_stood_before() ->
         row = (request.latest if len(key) == 1 else request.pairs).get(*key)
         assert row is not None and row[0][0] == top, key
     assert request.pairs.get(9, 1) is None
+    with pytest.raises(ValueError, match="2 rows for a tree of 3 nodes"):
+        request.learn_tree(twice, [0], [[1], [2]], [[0.5], [0.5]])
 
 
 def test_feedback_compares_accepted_with_expected() -> None:
