@@ -31,6 +31,7 @@ ENGINE_VALUES: dict[str, tuple[str, Any]] = {
     "min_depth": ("3", 3),
     "max_automaton_nodes": ("100", 100),
     "prior": ("--no-prior", False),
+    "prior_limit_s": ("9", 9.0),
     "cache_bytes": ("1000", 1000),
     "max_context": ("99", 99),
     "max_running": ("2", 2),
