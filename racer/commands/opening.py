@@ -17,12 +17,13 @@ from racer.engine import Engine
 
 PATIENCE_S = 3.0
 _REPEAT_S = 5.0
+_CLEAR = "\r\x1b[K"
 
 
 class Notices(logging.Handler):
-    """What the engine reports while it opens, one line each; on a terminal a line replaces the one before.
+    """What the engine reports while it opens, one line each.
 
-    Elsewhere a report that only counts on (the same text but for its digits) comes every few seconds at most.
+    On a terminal a line replaces the one before, unless that was a warning. Elsewhere a report that only counts on (the same text but for its digits) comes every few seconds at most.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -35,8 +36,10 @@ class Notices(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Show one report."""
         text = record.getMessage()
-        if self._terminal:
-            self._stream.write(f"\r\x1b[K{text}")
+        if record.levelno >= logging.WARNING:  # stays
+            self._stream.write(f"{_CLEAR if self._terminal else ''}{text}\n")
+        elif self._terminal:
+            self._stream.write(f"{_CLEAR}{text}")
         else:
             kind = "".join(character for character in text if not character.isdigit())
             now = time.monotonic()
@@ -49,7 +52,7 @@ class Notices(logging.Handler):
     def close(self) -> None:
         """Clear the terminal's line."""
         if self._terminal:
-            self._stream.write("\r\x1b[K")
+            self._stream.write(_CLEAR)
             self._stream.flush()
         super().close()
 
