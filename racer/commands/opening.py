@@ -23,7 +23,8 @@ _CLEAR = "\r\x1b[K"
 class Notices(logging.Handler):
     """What the engine reports while it opens, one line each.
 
-    On a terminal a line replaces the one before, unless that was a warning. Elsewhere a report that only counts on (the same text but for its digits) comes every few seconds at most.
+    On a terminal a line replaces the one before, unless that was a warning. Elsewhere a report that only counts on (the
+    same text but for its digits) comes every few seconds at most.
     """
 
     def __init__(self, stream: TextIO) -> None:
