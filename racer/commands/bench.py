@@ -88,6 +88,7 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
         help="prompts at a time (default: 1)",
     )
 
+
 def execute(args: argparse.Namespace) -> int:
     """Run the comparison; 1 if some mode's ids differ from plain decoding's by more than a near tie."""
     if TRANSFORMERS in args.drafts and args.concurrency != [1]:
