@@ -32,7 +32,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    count, config = value_type(EngineConfig, "max_running"), EngineConfig
+    count = value_type(EngineConfig, "max_running")
     parser.add_argument(
         "--data", metavar="FILE.jsonl", action="append", required=True, help="prompts; may be repeated: a suite each"
     )
@@ -44,6 +44,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="length cap (default: 128)",
     )
+    _add_modes(parser)
+    parser.add_argument(
+        "--turns",
+        choices=("first", "all"),
+        default="first",
+        help="turns of a conversation to decode; later ones continue plain decoding's answers (default: first)",
+    )
+    parser.add_argument("--json", action="store_true", help="print only the JSON line")
+    add_engine_options(parser, skip=("drafts", "tree", "budget", "max_running", "seed"))
+
+
+def _add_modes(parser: argparse.ArgumentParser) -> None:
+    config = EngineConfig
     parser.add_argument(
         "--drafts",
         type=comma_list(_drafts),
@@ -68,16 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"draft budgets (default: {budget})",
     )
     parser.add_argument(
-        "--concurrency", type=comma_list(count), default=[1], metavar="N,N", help="prompts at a time (default: 1)"
+        "--concurrency",
+        type=comma_list(value_type(config, "max_running")),
+        default=[1],
+        metavar="N,N",
+        help="prompts at a time (default: 1)",
     )
-    parser.add_argument(
-        "--turns",
-        choices=("first", "all"),
-        default="first",
-        help="turns of a conversation to decode; later ones continue plain decoding's answers (default: first)",
-    )
-    parser.add_argument("--json", action="store_true", help="print only the JSON line")
-    add_engine_options(parser, skip=("drafts", "tree", "budget", "max_running", "seed"))
 
 
 def execute(args: argparse.Namespace) -> int:

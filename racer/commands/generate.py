@@ -59,7 +59,7 @@ def execute(args: argparse.Namespace) -> int:
         for index, record in failures.items():
             records.add(index, record)
         total = Totals(failed=len(failures))
-        bar = stack.enter_context(Bar(len(lines), "prompts", shown=_bar_fits(args)))
+        bar = stack.enter_context(Bar(len(lines) - len(failures), "prompts", shown=_bar_fits(args)))
         streams = source is None and not args.json
 
         def watch(outputs: list[StepOutput]) -> None:

@@ -81,7 +81,7 @@ def _parse(line: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise InputError("the line is not UTF-8; convert the file") from error
     except (ValueError, RecursionError) as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise InputError(f"the line is not JSON ({reason}); correct it") from error
 
 

@@ -88,7 +88,7 @@ def test_order_and_ids_do_not_depend_on_concurrency(
 @pytest.mark.parametrize(
     "line, sentence",
     [
-        ("{oops", "the line is not JSON (Expecting property name enclosed in double quotes at column 2)"),
+        ("{oops", "the line is not JSON (Expecting property name enclosed in double quotes, column 2)"),
         ("[1]", "the line is no JSON object but a list"),
         ("{}", "has none of them"),
         ('{"prompt": "a", "turns": ["b"]}', "has prompt and turns"),
