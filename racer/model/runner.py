@@ -14,6 +14,7 @@ from racer.cache.pool import KVPool, LayerShape
 from racer.errors import ConfigError, UnsupportedModelError
 from racer.model.attention import STEP, ShapeProbe
 from racer.model.layout import Segment, StepLayout
+from racer.model.packed import pack_linears
 
 DEFAULT_CPU_CACHE_BYTES = 1 << 30
 CUDA_CACHE_SHARE = 0.8
@@ -24,9 +25,9 @@ MIN_PLACES = 64
 class ModelRunner:
     """One model and its cache.
 
-    The model must have been loaded with ``attn_implementation="racer"``. ``cache_bytes`` caps the pool; None takes
-    1 GiB on cpu and 80% of the free memory on cuda. ``context_cap``: longest text that it can decode as the model
-    would, None if only the model's own limit counts.
+    The model must have been loaded with ``attn_implementation="racer"``; its bfloat16 linear layers are packed for the
+    processor, in place. ``cache_bytes`` caps the pool; None takes 1 GiB on cpu and 80% of the free memory on cuda.
+    ``context_cap``: longest text that it can decode as the model would, None if only the model's own limit counts.
 
     Raises UnsupportedModelError if the model's layers cannot all be served by our attention.
     """
@@ -35,6 +36,7 @@ class ModelRunner:
         self.model = model
         self.dtype: torch.dtype = model.dtype
         self.device = torch.device(model.device)
+        pack_linears(model)
         shapes, windows = _probe(model)
         self.context_cap = _context_cap(model, windows)
         per_place = KVPool.bytes_per_place(shapes, self.dtype)

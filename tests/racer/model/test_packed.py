@@ -1,0 +1,45 @@
+"""Packed layers give the values of the layers they replace."""
+
+import pytest
+import torch
+from torch import nn
+
+from racer.model.packed import PackedLinear, can_pack, pack_linears
+from tests.tiny import tiny_model
+
+needs_packing = pytest.mark.may_skip("a processor without bfloat16 products has nothing to pack for")
+
+
+@needs_packing
+@pytest.mark.parametrize("rows", [1, 3, 16, 40])
+@pytest.mark.parametrize("bias", [True, False])
+def test_same_values(rows: int, bias: bool) -> None:
+    if not can_pack():
+        pytest.skip("this processor has no bfloat16 products")
+    linear = nn.Linear(96, 160, bias=bias, dtype=torch.bfloat16)
+    x = torch.randn(1, rows, 96, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        expected, found = linear(x), PackedLinear(linear)(x)
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+@needs_packing
+def test_packs_every_plain_layer_once() -> None:
+    if not can_pack():
+        pytest.skip("this processor has no bfloat16 products")
+    model = tiny_model("llama").bfloat16()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        expected = model(ids).logits
+        layers = sum(type(module) is nn.Linear for module in model.modules())
+        assert pack_linears(model) == layers == 3 * 7 + 1
+        assert pack_linears(model) == 0
+        found = model(ids).logits
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_leaves_float32_alone() -> None:
+    model = tiny_model("llama")
+    assert pack_linears(model) == 0
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())
