@@ -15,7 +15,7 @@ from racer.config import Drafts, EngineConfig, TreeShape
 from racer.draft.drafter import Drafter
 from racer.draft.sources import Continuation, NgramSource
 from racer.draft.tree import DraftTree
-from racer.errors import ContextLengthError, InvalidRequestError
+from racer.errors import ConfigError, ContextLengthError, InvalidRequestError
 from racer.metrics import EngineMetrics, StepStats
 from racer.model.attention import ATTENTION
 from racer.model.layout import Segment
@@ -63,9 +63,17 @@ class Engine:
         self._aborted: list[StepOutput] = []
 
     def _context_length(self) -> int:
-        runner = self.runner
-        limits = [self.config.max_context, self.loaded.context_length, runner.context_cap, runner.pool.places]
-        return min(limit for limit in limits if limit is not None)
+        """Longest prompt plus answer: what was asked for, else what model and cache allow."""
+        runner, wanted = self.runner, self.config.max_context
+        of_model = min((n for n in (self.loaded.context_length, runner.context_cap) if n is not None), default=None)
+        if wanted is not None and of_model is not None and wanted > of_model:
+            raise ConfigError(f"max_context={wanted} exceeds this model's context; use at most {of_model}")
+        if wanted is not None and wanted > runner.pool.places:
+            raise ConfigError(
+                f"max_context={wanted} does not fit the cache, which holds {runner.pool.places} tokens; raise "
+                f"cache_bytes, or use at most {runner.pool.places}"
+            )
+        return wanted or min(of_model or runner.pool.places, runner.pool.places)
 
     def _wants_prior(self) -> bool:
         uses_logits = self.config.drafts in (Drafts.RACER, Drafts.LOGITS)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from racer.config import Drafts, TreeShape, Validated
 from racer.errors import InvalidRequestError, UserError
@@ -71,6 +72,16 @@ class SamplingParams(Validated):
         if "" in stop:
             raise ValueError("a stop string must not be empty")
         return stop
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Self:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"SamplingParams: min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}; lower the one or "
+                f"raise the other",
+                param="min_tokens",
+            )
+        return self
 
     @classmethod
     def _error(cls, sentence: str, field: str) -> UserError:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from racer import Engine, Request, SamplingParams
 from racer.draft.sources import MemoryNgramSource
-from racer.errors import ContextLengthError, InvalidRequestError
+from racer.errors import ConfigError, ContextLengthError, InvalidRequestError
 from tests.racer.engine.helpers import Answer, answer, both, decode, prompt, tiny_engine
 from tests.tiny import byte_tokenizer
 
@@ -126,6 +126,17 @@ def test_a_prompt_longer_than_the_cache_is_refused() -> None:
     assert len(answer(engine, prompt(60, 1), ignore_eos=True).token_ids) == 10
 
 
+def test_a_context_that_model_or_cache_cannot_hold_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="max_context=513 exceeds this model's context; use at most 512"):
+        tiny_engine(max_context=513)
+    with pytest.raises(ConfigError, match=r"max_context=100 does not fit the cache, which holds 70 tokens"):
+        tiny_engine(max_context=100, cache_bytes=engine_bytes(70))
+    engine = tiny_engine(max_context=100)
+    assert engine.context_length == 100
+    with pytest.raises(ContextLengthError, match="context of 100"):
+        engine.add(Request(prompt(100, 1)))
+
+
 def engine_bytes(places: int) -> int:
     """Bytes of ``places`` tokens in the tiny llama's cache: 3 layers, keys and values, 2 heads of 16 floats."""
     return places * 3 * 2 * 2 * 16 * 4
@@ -168,6 +179,7 @@ def test_a_request_id_in_use_is_refused() -> None:
         ({"stop": ("",)}, "stop"),
         ({"logit_bias": {1: 101.0}}, "logit_bias"),
         ({"max_tokens": "many"}, "max_tokens"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),  # fault 15: never silently dropped
     ],
 )
