@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from racer.errors import InputError, UserError
 from racer.types import SamplingParams
@@ -72,12 +72,12 @@ def _read(number: int, line: bytes, strict: bool) -> Item | BadLine:
         return _item(number, record, strict)
     except UserError as error:
         known = _id(record) if isinstance(record, dict) else None
-        return BadLine(number, known, str(error))
+        return BadLine(number, known if _is_text(known) else None, str(error))
 
 
 def _parse(line: bytes) -> Any:
     try:
-        return json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8"), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         raise InputError("the line is not UTF-8; convert the file") from error
     except (ValueError, RecursionError) as error:
@@ -85,11 +85,17 @@ def _parse(line: bytes) -> Any:
         raise InputError(f"the line is not JSON ({reason}); correct it") from error
 
 
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
 def _item(number: int, record: Any, strict: bool) -> Item:
     if not isinstance(record, dict):
         raise InputError(
             f"the line is no JSON object but {_kind(record)}; write {{...}} with prompt, messages or turns"
         )
+    if not _is_text(record):
+        raise InputError("the line holds half of a surrogate pair, which no text may; correct it")
     kinds = [kind for kind in KINDS if kind in record]
     if len(kinds) != 1:
         found = " and ".join(kinds) if kinds else "none of them"
@@ -105,6 +111,15 @@ def _item(number: int, record: Any, strict: bool) -> Item:
         params=params,
         metadata={name: record[name] for name in METADATA if name in record},
     )
+
+
+def _is_text(value: Any) -> bool:
+    """All strings in a JSON value, names included, can be tokenised and written out again."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _id(record: dict[str, Any]) -> Any:
