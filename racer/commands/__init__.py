@@ -7,6 +7,7 @@ user's, told in one sentence on stderr; 130 interrupted; 141 nobody reads the ou
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # any text may come: the locale's encoding may lack its characters
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         args = build_parser().parse_args(argv)
     except SystemExit as stop:  # --help, or a wrong option

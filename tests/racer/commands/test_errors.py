@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -131,6 +132,15 @@ def test_output_that_cannot_be_written(
 
 
 racer_generate = racer.commands.generate
+
+
+def test_a_terminal_that_lacks_the_texts_characters(racer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = racer("generate", "--prompt", "a", "--max-tokens", "6").out
+    assert not expected.isascii()
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    done = racer("generate", "--prompt", "a", "--max-tokens", "6")
+    assert done.code == 0 and written.getvalue().decode() == expected
 
 
 def spawn(folder: Path, *options: str, **streams: Any) -> subprocess.Popen[str]:
