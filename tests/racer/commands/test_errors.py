@@ -143,6 +143,19 @@ def test_a_terminal_that_lacks_the_texts_characters(racer: Command, monkeypatch:
     assert done.code == 0 and written.getvalue().decode() == expected
 
 
+def test_interrupt_while_the_libraries_are_imported(tmp_path: Path) -> None:
+    for library in ("torch", "numpy", "pydantic"):  # whichever comes first
+        (tmp_path / f"{library}.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-m", "racer", "run"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def spawn(folder: Path, *options: str, **streams: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "racer", *options, "--model", str(folder), *SETTINGS]
     return subprocess.Popen(command, text=True, stderr=subprocess.PIPE, **streams)
