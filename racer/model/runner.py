@@ -40,8 +40,17 @@ class ModelRunner:
         shapes, windows = _probe(model)
         self.context_cap = _context_cap(model, windows)
         per_place = KVPool.bytes_per_place(shapes, self.dtype)
-        self.pool = KVPool(shapes, _places(cache_bytes, per_place, self.device), self.dtype, self.device)
+        self.pool = self._allocate(shapes, _places(cache_bytes, per_place, self.device), per_place)
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
+
+    def _allocate(self, shapes: list[LayerShape], places: int, bytes_per_place: int) -> KVPool:
+        try:
+            return KVPool(shapes, places, self.dtype, self.device)
+        except RuntimeError as error:  # torch's out-of-memory errors
+            raise ConfigError(
+                f"a key-value cache of {places * bytes_per_place} bytes cannot be had on {self.device}; "
+                "set cache_bytes lower"
+            ) from error
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment]) -> Tensor:

@@ -87,6 +87,10 @@ def test_value_out_of_range(racer: Command, command: tuple[str, ...], option: st
         (("--device", "gpu"), ("device='gpu'",)),
         (("--max-tokens", "9999"), ("max_tokens asks for 9999", "ask for at most")),
         (("--cache-bytes", "1"), ("cache_bytes=1",)),
+        (
+            ("--cache-bytes", "999999999999999"),
+            ("key-value cache of 9999999", "cannot be had on cpu", "set cache_bytes"),
+        ),
         (("--colour",), ("unrecognized arguments: --colour",)),
         (("--budge", "3"), ("unrecognized arguments: --budge",)),
     ],
