@@ -49,6 +49,11 @@ def njit(function: Function) -> Function:
     return _compile(function)
 
 
+def reordering(function: Function) -> Function:
+    """The same, free to reorder sums so that they vectorise; NaN and infinities keep their meaning."""
+    return _compile(function, fastmath={"reassoc", "contract", "arcp"})
+
+
 def leaf(function: Function) -> Function:
     """The same for a kernel that neither allocates nor returns an array: it counts no references to those it is handed.
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from racer.cache.pool import KVPool
+from racer.numba import njit
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _depths(parents: NDArray[np.int32]) -> NDArray[np.int64]:
     depths = np.zeros(len(parents), np.int64)
     for node in range(1, len(parents)):
@@ -22,7 +22,7 @@ def _depths(parents: NDArray[np.int32]) -> NDArray[np.int64]:
     return depths
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _hidden(parents: NDArray[np.int32]) -> NDArray[np.bool_]:
     """hidden[i, j]: node j is neither node i nor an ancestor of it. Parents stand before their children."""
     n = len(parents)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from racer.numba import njit, reordering
 
 _BLOCK = 128
 _LOG2E = np.float32(math.log2(math.e))
@@ -37,7 +38,7 @@ def top_k(logits: Tensor, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32
     return tokens_out, probs_out
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _top_k_bfloat16(bits: NDArray[np.int16], tokens: NDArray[np.int32], probs: NDArray[np.float32]) -> None:
     """A bfloat16 is the upper half of a float32: widened row by row, so that the copy stays in the cache."""
     wide = np.empty(bits.shape[1], np.int32)
@@ -47,13 +48,13 @@ def _top_k_bfloat16(bits: NDArray[np.int16], tokens: NDArray[np.int32], probs: N
         _top_k_row(wide.view(np.float32), tokens[row], probs[row])
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _top_k_float32(logits: NDArray[np.float32], tokens: NDArray[np.int32], probs: NDArray[np.float32]) -> None:
     for row in range(len(logits)):
         _top_k_row(logits[row], tokens[row], probs[row])
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "arcp"})
+@reordering
 def _top_k_row(row: NDArray[np.float32], tokens: NDArray[np.int32], probs: NDArray[np.float32]) -> None:
     k = len(tokens)
     blocks = (len(row) + _BLOCK - 1) // _BLOCK
@@ -86,7 +87,7 @@ def _top_k_row(row: NDArray[np.float32], tokens: NDArray[np.int32], probs: NDArr
         probs[i] = np.exp(values[i] - most) / total
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "arcp"})
+@reordering
 def _sum_exp(row: NDArray[np.float32], block_max: NDArray[np.float32], most: np.float32) -> np.float32:
     """Sum of exp(row - most). 2**f on [0, 1) by a cubic (error 1e-4), 2**i by the exponent's bits: both vectorise."""
     bits = np.empty(_BLOCK, np.int32)

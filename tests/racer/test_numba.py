@@ -26,3 +26,23 @@ def test_an_edit_of_a_callee_reaches_its_cached_callers(tmp_path: Path) -> None:
     assert run(tmp_path) == (4, 1)
     (tmp_path / "callee.py").write_text(CALLEE.format(term=2))
     assert run(tmp_path) == (6, 0)
+
+
+NOT_WRITABLE = """
+from numba.core.caching import _CacheLocator
+def refuse(self): raise OSError("read-only file system")
+_CacheLocator.ensure_cache_path = refuse
+for locator in _CacheLocator.__subclasses__():
+    locator.ensure_cache_path = refuse
+import numpy as np, torch
+from racer.draft.automaton import Automaton
+from racer.model.layout import _hidden
+from racer.model.topk import top_k
+Automaton(3, 64).learn(np.arange(5, dtype=np.int32))
+print(top_k(torch.tensor([[1.0, 3.0, 2.0]]), 2)[0].tolist(), _hidden(np.array([-1, 0], np.int32)).tolist())
+"""
+
+
+def test_kernels_run_where_no_folder_is_writable() -> None:
+    done = subprocess.run([sys.executable, "-c", NOT_WRITABLE], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[[1, 2]] [[False, True], [False, False]]", done.stderr
