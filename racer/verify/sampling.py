@@ -69,7 +69,9 @@ class LogitsShaper:
 
 def processed_distribution(row: Tensor, params: SamplingParams) -> NDArray[np.float64]:
     """Probabilities float64 ``[vocab]`` after temperature, min-p, top-k and top-p; ``row`` is shaped already."""
-    probs = torch.softmax(row.double() / params.temperature, -1)
+    row = row.double()
+    # the largest becomes 0 first: divided by a tiny temperature, two large ones would both be infinite
+    probs = torch.softmax((row - row.max()) / params.temperature, -1)
     if params.min_p > 0:
         probs[probs < params.min_p * probs.max()] = 0
     if 0 < params.top_k < len(probs):
@@ -92,6 +94,6 @@ def draw(probs: NDArray[np.float64], u: float) -> int:
 def token_logprob(row: Tensor, token: int, top: int) -> TokenLogprob:
     """Log-probability of ``token`` under raw logits ``row`` and of the ``top`` most likely tokens."""
     logprobs = torch.log_softmax(row.float(), -1)
-    best = torch.topk(logprobs, top) if top else None
+    best = torch.topk(logprobs, min(top, len(logprobs))) if top else None
     alternatives = zip(best.indices.tolist(), best.values.tolist(), strict=True) if best else ()
     return TokenLogprob(token, float(logprobs[token]), tuple(alternatives))

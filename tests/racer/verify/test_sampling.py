@@ -25,6 +25,13 @@ def test_temperature() -> None:
     np.testing.assert_allclose(processed_distribution(LOGITS, SamplingParams(temperature=0.5)), expected)
 
 
+def test_a_tiny_temperature_is_greedy() -> None:
+    """Also where dividing by it overflows."""
+    for temperature in (1e-6, 1e-310):
+        probs = processed_distribution(LOGITS, SamplingParams(temperature=temperature))
+        assert probs.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
 def test_top_k_keeps_the_k_most_likely() -> None:
     probs = processed_distribution(LOGITS, SamplingParams(temperature=1.0, top_k=2))
     assert np.flatnonzero(probs).tolist() == [0, 1]
@@ -69,4 +76,5 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     expected = torch.log_softmax(LOGITS, -1)
     assert found.logprob == pytest.approx(float(expected[2]))
     assert [token for token, _ in found.top] == [0, 1, 2]
+    assert [token for token, _ in token_logprob(LOGITS, 2, 20).top] == [0, 1, 2, 3, 4, 5], "all there are"
     assert [value for _, value in found.top] == pytest.approx(expected[:3].tolist())
