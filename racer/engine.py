@@ -119,11 +119,15 @@ class Engine:
         bad = next((token for token in prompt if not 0 <= token < vocab), None)
         if bad is not None:
             raise InvalidRequestError(f"prompt token {bad} is not in the vocabulary of {vocab} tokens", param="prompt")
-        bad = next((token for token in request.params.logit_bias if not 0 <= token < vocab), None)
-        if bad is not None:
-            raise InvalidRequestError(
-                f"logit_bias names token {bad}, which is not in the vocabulary of {vocab} tokens", param="logit_bias"
-            )
+        for name, named in (
+            ("logit_bias", request.params.logit_bias),
+            ("stop_token_ids", request.params.stop_token_ids),
+        ):
+            bad = next((token for token in named if not 0 <= token < vocab), None)
+            if bad is not None:
+                raise InvalidRequestError(
+                    f"{name} names token {bad}, which is not in the vocabulary of {vocab} tokens", param=name
+                )
         room = self.context_length - len(prompt)
         wanted = request.params.max_tokens
         if room < 1:

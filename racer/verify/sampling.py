@@ -36,7 +36,7 @@ class LogitsShaper:
         self, params: SamplingParams, prompt: Sequence[int], stop_ids: frozenset[int], vocab_size: int
     ) -> None:
         self._params = params
-        self._stop_ids = torch.tensor([i for i in sorted(stop_ids) if i < vocab_size], dtype=torch.long)
+        self._stop_ids = torch.tensor([i for i in sorted(stop_ids) if 0 <= i < vocab_size], dtype=torch.long)
         self._bias_ids = torch.tensor(list(params.logit_bias), dtype=torch.long)
         self._bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
         self._seen = torch.zeros(vocab_size, dtype=torch.bool)

@@ -100,6 +100,7 @@ def test_order_and_ids_do_not_depend_on_concurrency(
         ('{"prompt": "a", "\\ud800": 1}', "half of a surrogate pair"),
         ('{"messages": [{"role": "\\ud800", "content": "a"}]}', "half of a surrogate pair"),
         ('{"prompt": "a", "id": NaN}', "the line is not JSON (NaN is no JSON value)"),
+        ('{"prompt": "a", "stop_token_ids": [-1]}', "stop_token_ids names token -1"),
         ('{"turns": []}', "turns must be a list of texts, not an empty list"),
         ('{"turns": ["a", null]}', "turns must be text, not null"),
         ('{"messages": [{"role": "user"}]}', "content of a message must be text, not null"),

@@ -149,6 +149,8 @@ def engine_bytes(places: int) -> int:
         ((5, 256), {}, "prompt token 256"),
         ((5, -1), {}, "prompt token -1"),
         ((5,), {"logit_bias": {300: 1.0}}, "logit_bias names token 300"),
+        ((5,), {"stop_token_ids": (-1,)}, "stop_token_ids names token -1"),
+        ((5,), {"stop_token_ids": (256,)}, "stop_token_ids names token 256"),
     ],
 )
 def test_bad_requests_name_the_fault(tokens: tuple[int, ...], params: dict[str, Any], message: str) -> None:
