@@ -200,8 +200,9 @@ class Engine:
         trees = []
         for slot in slots:
             sequence = slot.sequence
-            if sequence.drafts is not None and sequence.cached == 0 and sequence.decided == 0:
+            if sequence.drafts is not None and not sequence.text_learned:
                 sequence.drafts.learn_text(np.array(sequence.tokens, np.int32))
+                sequence.text_learned = True
             if sequence.decoding and sequence.drafts is not None:
                 continuations = found.get(sequence, ())
                 trees.append(sequence.drafts.propose(slot.budget, continuations, max_depth=sequence.remaining - 1))

@@ -6,9 +6,11 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from racer.errors import LogitsError
 from racer.types import Request, RequestStats, SamplingParams, Source, StepOutput, TokenLogprob
 from racer.verify.sampling import LogitsShaper, draw, processed_distribution, token_logprob, uniform
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 class Sequence:
     """Tokens, limits, statistics and draft tables of one choice.
+
+    ``text_learned``: the drafts have taken in the prompt; true from the first step on, preempted or not.
 
     ``tokens`` are prompt and output; the first ``cached`` of them have keys and values in the cache. While decoding,
     exactly the last token (the root) is not cached; more than one means that it is being prefilled.
@@ -42,9 +46,11 @@ class Sequence:
         self.max_length = self.prompt_length + max_new_tokens
         self.cached = 0
         self.drafts = drafts
+        self.text_learned = False
         self.stats = RequestStats(prompt_tokens=self.prompt_length)
         self.arrived_s = time.monotonic()
         self.finish_reason: str | None = None
+        self.error: Exception | None = None
         self.stop_reason: str | int | None = None
         self._seed = seed
         self._eos_ids = frozenset() if self.params.ignore_eos else eos_ids
@@ -104,6 +110,8 @@ class Sequence:
     def choose(self, row: Tensor) -> int:
         """The token that follows, drawn from the raw logits ``row`` ``[vocab]`` of the node reached."""
         shaped = self._shaper(row, self.decided) if self._shaper else row.float().cpu()
+        if not torch.isfinite(shaped.max()):
+            raise LogitsError("no token can follow: the logits are not finite, or every token is forbidden")
         if self.params.greedy:
             return int(shaped.argmax())
         return draw(processed_distribution(shaped, self.params), uniform(self._seed, self.choice, self.decided))
@@ -133,13 +141,17 @@ class Sequence:
             self.finish_reason = "length"
         return self.finished
 
+    def fail(self, error: Exception) -> None:
+        """End the answer with ``error``; what was decided before it stands."""
+        self.finish_reason, self.error = "error", error
+
     def _push_text(self, token: int) -> bool:
         delta = self._text.push((token,), unarmed=int(self.decided < self.params.min_tokens))
         self._new_text.append(delta.text)
         self.stop_reason = delta.stop
         return delta.stop is not None
 
-    def take_output(self, error: Exception | None = None) -> StepOutput:
+    def take_output(self) -> StepOutput:
         """What was decided since the last call."""
         if self.finished:
             self._new_text.append(self._text.flush())
@@ -157,7 +169,7 @@ class Sequence:
             prompt_logprobs=tuple(prompt_logprobs) if prompt_logprobs is not None else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            error=error,
+            error=self.error,
             stats=self.stats if self.finished else None,
         )
         if prompt_logprobs is not None:

@@ -1,6 +1,7 @@
 """Many requests at once: whole answers, exact books, no starvation, no memory that grows."""
 
 import resource
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -81,6 +82,21 @@ def test_when_places_run_out_the_youngest_waits_and_all_answers_are_whole() -> N
     assert {request_id: one.token_ids for request_id, one in answers.items()} == roomy
     assert engine.scheduler.preemptions > 0, "the cache was large enough: nothing was tested"
     assert order.index(requests[0].request_id) == 0, "the oldest was not the first to finish"
+
+
+def test_preempted_while_prefilling_a_prompt_is_learned_once() -> None:
+    engine = tiny_engine(prefill_chunk=16)
+    engine.add(Request(prompt(150, 2), SamplingParams(max_tokens=20, ignore_eos=True)))
+    engine.step()
+    (sequence,) = engine.scheduler.running
+    assert 0 < sequence.cached < 150
+    assert engine.scheduler._preempt_youngest() is sequence
+    while not sequence.decoding:
+        engine.step()
+        engine.check_integrity()
+    assert sequence.drafts is not None
+    pairs = [(a, b) for a, b in pairwise(sequence.tokens)]
+    assert all(sequence.drafts.automaton.count(pair) == pairs.count(pair) for pair in pairs)
 
 
 def test_long_prompts_are_prefilled_in_chunks_beside_decoding() -> None:
