@@ -15,7 +15,7 @@ from racer.config import Drafts, EngineConfig, TreeShape
 from racer.draft.drafter import Drafter
 from racer.draft.sources import Continuation, NgramSource
 from racer.draft.tree import DraftTree
-from racer.errors import ConfigError, ContextLengthError, InvalidRequestError
+from racer.errors import ConfigError, ContextLengthError, InvalidRequestError, LogitsError
 from racer.metrics import EngineMetrics, StepStats
 from racer.model.attention import ATTENTION
 from racer.model.layout import Segment
@@ -283,12 +283,20 @@ class Engine:
         verified, decoding = len(sequence.tokens), sequence.decoding
 
         def choose(node: int) -> int:
+            if not np.isfinite(top_probs[first + node, 0]):
+                raise LogitsError(
+                    "the model's logits are not finite; its weights may be damaged, or overflow in this dtype"
+                )
             return int(top_tokens[first + node, 0]) if sequence.takes_argmax else sequence.choose(logits[first + node])
 
         def decide(node: int, token: int, source: Source) -> bool:
             return sequence.decide(token, source, logits[first + node])
 
-        path = walk(tree, choose, decide).path
+        try:
+            path = walk(tree, choose, decide).path
+        except LogitsError as error:
+            sequence.fail(error)
+            return [0]
         if drafts is not None and not sequence.finished:
             if decoding:
                 drafts.learn_tree(tree, path, top_tokens, top_probs)

@@ -8,6 +8,7 @@ RacerError
 │   ├── InputError            an input or output file is missing, empty or malformed
 │   └── InvalidRequestError   one request is wrong; others go on
 │       └── ContextLengthError     the prompt, or prompt and answer, exceed the context
+├── LogitsError               no next token follows from what the model computed; the request ends, others go on
 ├── EngineDeadError           the engine's thread has died; no request can be served any more
 └── EngineDrainingError       the engine is shutting down and takes no new request
 """
@@ -50,6 +51,10 @@ class InvalidRequestError(UserError):
 
 class ContextLengthError(InvalidRequestError):
     """Prompt, or prompt and requested answer, are longer than the context or than the cache can ever hold."""
+
+
+class LogitsError(RacerError):
+    """The logits name no next token: they are not finite, or every token is forbidden."""
 
 
 class EngineDeadError(RacerError):

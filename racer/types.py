@@ -155,7 +155,8 @@ class StepOutput:
 
     ``token_ids`` are delivered tokens in order, ``sources`` says which draft source foresaw each (``ROOT``: none, the
     model's own). ``text`` is their text as far as it is safe to show: held back while a character is incomplete or
-    may still become part of a stop string. The last output of a choice carries ``finish_reason`` and ``stats``.
+    may still become part of a stop string. The last output of a choice carries ``finish_reason`` (stop, length, abort
+    or error) and ``stats``; with reason error, ``error`` says why.
     """
 
     request_id: str

@@ -1,7 +1,8 @@
 """The command line: ``python -m racer generate | bench | run``.
 
-Exit codes: 0 all well; 1 ``bench`` found a mode that does not decode plain decoding's tokens; 2 a mistake of the
-user's, told in one sentence on stderr; 130 interrupted; 141 nobody reads the output any more.
+Exit codes: 0 all well; 1 ``bench`` found a mode that does not decode plain decoding's tokens, or the model computes no
+tokens at all; 2 a mistake of the user's, told in one sentence on stderr; 130 interrupted; 141 nobody reads the output
+any more.
 """
 
 from __future__ import annotations

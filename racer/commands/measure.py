@@ -52,6 +52,8 @@ def measure(engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], caps: li
                 result.draft_ms += latest.draft_ms
                 result.steps_timed += 1
         for output in outputs:
+            if output.error is not None:
+                raise output.error
             result = results[output.request_id]
             result.token_ids += output.token_ids
             result.text += output.text

@@ -65,6 +65,8 @@ def _decode(engine: Engine, prompt: tuple[int, ...], params: SamplingParams, sho
     """Decode to the end; with ``shown``, print what each step delivers."""
     answer = Answer(time.perf_counter())
     for output in engine.generate([Request(prompt, params)]):
+        if output.error is not None:
+            raise output.error
         answer.take(output)
         if shown is not None:
             print(shown.push(output.token_ids, output.sources), end="", flush=True)

@@ -11,10 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from torch import Tensor
 
 import racer.commands.generate
 from racer.commands import main
+from racer.model.topk import top_k
 from tests.racer.commands.conftest import SETTINGS, Command, Done
 
 Write = Callable[..., str]
@@ -136,6 +140,21 @@ def test_output_that_cannot_be_written(
 
 
 racer_generate = racer.commands.generate
+
+
+def test_logits_that_are_not_finite(racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(logits: Tensor, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        tokens, probs = top_k(logits, k)
+        return tokens, probs * np.float32("nan")
+
+    monkeypatch.setattr("racer.engine.top_k", damaged)
+    source = jsonl({"prompt": "a"}, {"prompt": "b"})
+    done = racer("generate", "--input", source, "--json")
+    assert done.code == 2 and all("logits are not finite" in record["error"] for record in done.records)
+    for command in (("run", "--prompt", "a"), ("bench", "--data", source)):
+        done = racer(*command)
+        assert done.code == 1 and "Traceback" not in done.err
+        assert "error: the model's logits are not finite" in done.err.splitlines()[-1]
 
 
 def test_a_terminal_that_lacks_the_texts_characters(racer: Command, monkeypatch: pytest.MonkeyPatch) -> None:

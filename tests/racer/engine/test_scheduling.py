@@ -2,11 +2,13 @@
 
 import resource
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from torch import Tensor
 
 from racer import Engine, Request, SamplingParams
+from racer.model.layout import Segment
 from tests.racer.engine.helpers import Answer, answer, decode, prompt, tiny_engine
 from tests.racer.engine.test_stopping import engine_bytes
 
@@ -97,6 +99,45 @@ def test_preempted_while_prefilling_a_prompt_is_learned_once() -> None:
     assert sequence.drafts is not None
     pairs = [(a, b) for a, b in pairwise(sequence.tokens)]
     assert all(sequence.drafts.automaton.count(pair) == pairs.count(pair) for pair in pairs)
+
+
+def test_logits_that_name_no_token_end_one_request_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits that are not finite, for one sequence of two; greedy and sampled, in the prefill and later."""
+    for params in ({}, {"temperature": 1.0, "seed": 1}):
+        for fatal in (9, 14):  # tokens of the text when it happens: at once, and while decoding
+            engine = tiny_engine(drafts="off")
+            run = engine.runner.run
+
+            def broken(segments: list[Segment], run: Any = run, fatal: int = fatal) -> Tensor:
+                logits = run(segments).clone()
+                row = 0
+                for segment in segments:
+                    row += len(segment.tokens) - segment.scored_from
+                    if segment.cached + len(segment.tokens) == fatal:
+                        logits[row - 1] = float("nan")
+                return cast(Tensor, logits)
+
+            monkeypatch.setattr(engine.runner, "run", broken)
+            whole = answer(tiny_engine(), prompt(60, 2), max_tokens=20, ignore_eos=True)
+            bad = Request(prompt(9, 1), SamplingParams(max_tokens=20, ignore_eos=True, **params))
+            good = Request(prompt(60, 2), SamplingParams(max_tokens=20, ignore_eos=True))
+            tokens: dict[str, list[int]] = {bad.request_id: [], good.request_id: []}
+            errors = []
+            for output in engine.generate([bad, good]):
+                tokens[output.request_id] += output.token_ids
+                if output.error is not None:
+                    errors.append((output.request_id, output.finish_reason, str(output.error)))
+                engine.check_integrity()
+            ((failed, reason, sentence),) = errors
+            assert (failed, reason) == (bad.request_id, "error") and "logits are not finite" in sentence
+            assert len(tokens[bad.request_id]) == fatal - 9 and tokens[good.request_id] == whole.token_ids
+
+
+def test_where_every_token_is_forbidden_the_request_ends_with_an_error() -> None:
+    engine = tiny_engine(model={"vocab_size": 5})
+    params = SamplingParams(stop_token_ids=tuple(range(5)), min_tokens=3, max_tokens=5)
+    (output,) = engine.generate([Request((3, 4), params)])
+    assert output.finish_reason == "error" and "every token is forbidden" in str(output.error)
 
 
 def test_long_prompts_are_prefilled_in_chunks_beside_decoding() -> None:
