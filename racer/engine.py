@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,13 +144,17 @@ class Engine:
             )
         return wanted if wanted is not None else room
 
-    def abort(self, request_id: str) -> None:
-        """Stop a request at once; the next step delivers its last outputs with reason "abort". Unknown ids: no-op."""
+    def abort(self, request_id: str, *, announce: bool = True) -> None:
+        """Stop a request at once; the next step delivers its last outputs with reason "abort". Unknown ids: no-op.
+
+        Without ``announce`` nobody listens any more, and nothing further is delivered under its id.
+        """
         for sequence in self._open.pop(request_id, []):
             if not sequence.finished:
                 sequence.finish_reason = "abort"
                 self.scheduler.remove(sequence)
-                self._aborted.append(sequence.take_output())
+                if announce:
+                    self._aborted.append(sequence.take_output())
 
     @property
     def has_work(self) -> bool:
@@ -161,12 +165,21 @@ class Engine:
         """The request was added and is neither finished nor aborted."""
         return request_id in self._open
 
-    def generate(self, requests: Iterable[Request]) -> Iterator[StepOutput]:
-        """Decode requests and yield what each step delivers, until all are finished."""
-        for request in requests:
-            self.add(request)
-        while self.has_work:
-            yield from self.step()
+    def generate(self, requests: Iterable[Request]) -> Generator[StepOutput, None, None]:
+        """Decode requests and yield what each step delivers, until all are finished.
+
+        If one of them is refused, or the iterator is closed early, those that it added are aborted.
+        """
+        added = []
+        try:
+            for request in requests:
+                self.add(request)
+                added.append(request.request_id)
+            while self.has_work:
+                yield from self.step()
+        finally:
+            for request_id in added:
+                self.abort(request_id, announce=False)
 
     # --- one step
 

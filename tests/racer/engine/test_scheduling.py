@@ -8,6 +8,7 @@ import pytest
 from torch import Tensor
 
 from racer import Engine, Request, SamplingParams
+from racer.errors import InvalidRequestError
 from racer.model.layout import Segment
 from tests.racer.engine.helpers import Answer, answer, decode, prompt, tiny_engine
 from tests.racer.engine.test_stopping import engine_bytes
@@ -99,6 +100,17 @@ def test_preempted_while_prefilling_a_prompt_is_learned_once() -> None:
     assert sequence.drafts is not None
     pairs = [(a, b) for a, b in pairwise(sequence.tokens)]
     assert all(sequence.drafts.automaton.count(pair) == pairs.count(pair) for pair in pairs)
+
+
+def test_an_iterator_closed_early_or_refused_leaves_nothing_behind() -> None:
+    engine = tiny_engine()
+    stream = engine.generate([Request(prompt(20, i), SamplingParams(**LONG)) for i in range(3)])
+    next(stream)
+    stream.close()
+    with pytest.raises(InvalidRequestError):
+        list(engine.generate([Request(prompt(20, 1)), Request(())]))
+    assert not engine.has_work and engine.scheduler.regions.allocated == 0
+    engine.check_integrity()
 
 
 def test_logits_that_name_no_token_end_one_request_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
