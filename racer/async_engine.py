@@ -7,11 +7,11 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from racer.engine import Engine
-from racer.errors import EngineDeadError, EngineDrainingError, UserError
+from racer.errors import EngineDeadError, EngineDrainingError
 from racer.types import Request, StepOutput
 
 
@@ -19,6 +19,7 @@ from racer.types import Request, StepOutput
 class _Stream:
     """Where one request's outputs go. ``queue`` is touched on ``loop``'s thread only."""
 
+    request: Request
     loop: asyncio.AbstractEventLoop
     queue: asyncio.Queue[StepOutput | BaseException]
     open_choices: int
@@ -43,7 +44,7 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._condition = threading.Condition()
-        self._commands: deque[tuple[Request, _Stream] | str] = deque()
+        self._commands: deque[tuple[Callable[[_Stream], None], _Stream]] = deque()
         self._streams: dict[str, _Stream] = {}
         self._draining = False
         self._closed = False
@@ -61,8 +62,8 @@ class AsyncEngine:
         Raises InvalidRequestError before the first output if it cannot be served, EngineDrainingError while draining,
         EngineDeadError if the engine's thread has failed.
         """
-        stream = _Stream(asyncio.get_running_loop(), asyncio.Queue(), request.params.n)
-        self._submit(request, stream)
+        stream = _Stream(request, asyncio.get_running_loop(), asyncio.Queue(), request.params.n)
+        self._submit(stream)
         try:
             while stream.open_choices:
                 item = await stream.queue.get()
@@ -73,21 +74,22 @@ class AsyncEngine:
                 yield item
         finally:
             if stream.open_choices:
-                self._command(request.request_id)
+                self._leave(stream)
 
-    def _submit(self, request: Request, stream: _Stream) -> None:
+    def _submit(self, stream: _Stream) -> None:
         with self._condition:
             if self._failure is not None:
                 raise EngineDeadError("the engine has stopped after an error") from self._failure
             if self._draining or self._closed:
                 raise EngineDrainingError("the engine is shutting down and takes no new request")
-            self._commands.append((request, stream))
+            self._commands.append((self._open, stream))
             self._condition.notify()
 
-    def _command(self, request_id: str) -> None:
+    def _leave(self, stream: _Stream) -> None:
         with self._condition:
-            self._commands.append(request_id)
-            self._condition.notify()
+            if not self._closed:
+                self._commands.append((self._drop, stream))
+                self._condition.notify()
 
     def healthy(self, stall_s: float = 30.0) -> bool:
         """The thread lives, and while it has work no step takes longer than ``stall_s`` seconds."""
@@ -98,11 +100,13 @@ class AsyncEngine:
     @property
     def open_requests(self) -> int:
         """Requests that were accepted and are not finished."""
-        return len(self._streams) + len(self._commands)
+        with self._condition:  # which the thread holds while it turns a command into a stream
+            return len(self._streams) + len(self._commands)
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Refuse new requests and wait for the open ones; True if all finished within ``timeout_s`` seconds."""
-        self._draining = True
+        with self._condition:
+            self._draining = True
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self.open_requests and self._thread.is_alive():
             if deadline is not None and time.monotonic() >= deadline:
@@ -132,8 +136,10 @@ class AsyncEngine:
             error.__cause__ = failure
         with self._condition:
             self._closed = True
-            streams = [*self._streams.values()]
-            streams += [command[1] for command in self._commands if not isinstance(command, str)]
+            streams = [*self._streams.values(), *(stream for action, stream in self._commands if action == self._open)]
+            if self._failure is None:
+                for request_id in self._streams:
+                    self.engine.abort(request_id, announce=False)
             self._streams.clear()
             self._commands.clear()
         for stream in streams:
@@ -150,21 +156,24 @@ class AsyncEngine:
             if self._closed:
                 return False
             while self._commands:
-                command = self._commands.popleft()
-                if isinstance(command, str):
-                    self.engine.abort(command)
-                    self._streams.pop(command, None)
-                else:
-                    self._open(*command)
+                action, stream = self._commands.popleft()
+                action(stream)
         return True
 
-    def _open(self, request: Request, stream: _Stream) -> None:
+    def _open(self, stream: _Stream) -> None:
         try:
-            self.engine.add(request)
-        except UserError as error:
+            self.engine.add(stream.request)
+        except Exception as error:  # whatever is wrong with one request is that caller's alone
             stream.put([error])
         else:
-            self._streams[request.request_id] = stream
+            self._streams[stream.request.request_id] = stream
+
+    def _drop(self, stream: _Stream) -> None:
+        """Abort what nobody reads any more, unless the id belongs to another stream: this one was refused or ended."""
+        request_id = stream.request.request_id
+        if self._streams.get(request_id) is stream:
+            del self._streams[request_id]
+            self.engine.abort(request_id, announce=False)
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
         grouped: dict[str, list[StepOutput | BaseException]] = {}

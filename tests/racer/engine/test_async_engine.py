@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from racer import AsyncEngine, Request, SamplingParams
-from racer.errors import ContextLengthError, EngineDeadError, EngineDrainingError
+from racer.errors import ContextLengthError, EngineDeadError, EngineDrainingError, InvalidRequestError
 from tests.racer.engine.helpers import answer, prompt, tiny_engine
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -155,3 +155,81 @@ def test_close_ends_open_streams() -> None:
             await task
 
     asyncio.run(main())
+
+
+def test_a_duplicate_id_does_no_harm_to_the_first(engine: AsyncEngine) -> None:
+    async def main() -> list[int]:
+        first = asyncio.create_task(collect(engine, Request(prompt(9, 1), LONG, "same")))
+        await asyncio.sleep(0.02)
+        with pytest.raises(InvalidRequestError, match="'same'"):
+            await collect(engine, Request(prompt(9, 2), LONG, "same"))
+        for _ in range(5):  # one that gives up before it is refused
+            second = asyncio.create_task(collect(engine, Request(prompt(9, 2), LONG, "same")))
+            await asyncio.sleep(0)
+            second.cancel()
+        return await first
+
+    assert asyncio.run(main()) == answer(tiny_engine(), prompt(9, 1), max_tokens=40, ignore_eos=True).token_ids
+
+
+def test_an_id_may_be_used_again_at_once_after_its_stream_was_left(engine: AsyncEngine) -> None:
+    async def main() -> list[int]:
+        for i in range(10):
+            stream = engine.generate(Request(prompt(9, i), SamplingParams(max_tokens=400, ignore_eos=True), "same"))
+            await anext(stream)
+            await stream.aclose()
+        return await collect(engine, Request(prompt(9, 1), LONG, "same"))
+
+    assert asyncio.run(main()) == answer(tiny_engine(), prompt(9, 1), max_tokens=40, ignore_eos=True).token_ids
+
+
+def test_a_request_that_breaks_the_engines_checks_is_its_callers_alone(engine: AsyncEngine) -> None:
+    async def main() -> None:
+        running = asyncio.create_task(collect(engine, Request(prompt(9, 1), LONG)))
+        with pytest.raises(TypeError):
+            await collect(engine, Request(("a", None), LONG))  # type: ignore[arg-type]
+        assert len(await running) == 40
+
+    asyncio.run(main())
+    assert engine.healthy()
+
+
+def test_drain_waits_for_a_request_that_is_just_being_added(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, add = threading.Event(), engine.engine.add
+
+    def slow(request: Request) -> None:
+        entered.set()
+        time.sleep(0.3)
+        add(request)
+
+    monkeypatch.setattr(engine.engine, "add", slow)
+
+    async def main() -> None:
+        task = asyncio.create_task(collect(engine, Request(prompt(9, 1), LONG)))
+        await asyncio.to_thread(entered.wait, 10)
+        assert await engine.drain(timeout_s=30)
+        assert not engine.engine.has_work
+        assert len(await task) == 40
+
+    asyncio.run(main())
+
+
+def test_close_leaves_the_engine_empty_and_nothing_open() -> None:
+    engine = AsyncEngine(tiny_engine())
+
+    async def main() -> None:
+        params = SamplingParams(max_tokens=480, ignore_eos=True)
+        left, read = engine.generate(Request(prompt(9, 1), params)), engine.generate(Request(prompt(9, 2), params))
+        await anext(left)
+        await anext(read)
+        await asyncio.to_thread(engine.close)
+        await left.aclose()
+        with pytest.raises(EngineDrainingError):
+            async for _ in read:
+                pass
+
+    asyncio.run(main())
+    assert engine.open_requests == 0
+    assert not engine.engine.has_work and engine.engine.scheduler.regions.allocated == 0
