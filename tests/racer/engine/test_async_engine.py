@@ -148,11 +148,12 @@ def test_close_ends_open_streams() -> None:
     engine = AsyncEngine(tiny_engine())
 
     async def main() -> None:
-        task = asyncio.create_task(collect(engine, Request(prompt(9, 1), SamplingParams(max_tokens=480))))
-        await asyncio.sleep(0.05)
+        stream = engine.generate(Request(prompt(9, 1), SamplingParams(max_tokens=480, ignore_eos=True)))
+        assert (await anext(stream)).token_ids
         await asyncio.to_thread(engine.close)
         with pytest.raises(EngineDrainingError):
-            await task
+            async for _ in stream:
+                pass
 
     asyncio.run(main())
 
