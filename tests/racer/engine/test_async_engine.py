@@ -160,17 +160,17 @@ def test_close_ends_open_streams() -> None:
 
 def test_a_duplicate_id_does_no_harm_to_the_first(engine: AsyncEngine) -> None:
     async def main() -> list[int]:
-        first = asyncio.create_task(collect(engine, Request(prompt(9, 1), LONG, "same")))
-        await asyncio.sleep(0.02)
+        # all are handed over in one go, so that the first cannot have finished before
+        params = SamplingParams(max_tokens=400, ignore_eos=True)
+        tasks = [asyncio.create_task(collect(engine, Request(prompt(9, i), params, "same"))) for i in range(1, 5)]
+        await asyncio.sleep(0)
+        for task in tasks[2:]:  # these give up before they are refused
+            task.cancel()
         with pytest.raises(InvalidRequestError, match="'same'"):
-            await collect(engine, Request(prompt(9, 2), LONG, "same"))
-        for _ in range(5):  # one that gives up before it is refused
-            second = asyncio.create_task(collect(engine, Request(prompt(9, 2), LONG, "same")))
-            await asyncio.sleep(0)
-            second.cancel()
-        return await first
+            await tasks[1]
+        return await tasks[0]
 
-    assert asyncio.run(main()) == answer(tiny_engine(), prompt(9, 1), max_tokens=40, ignore_eos=True).token_ids
+    assert asyncio.run(main()) == answer(tiny_engine(), prompt(9, 1), max_tokens=400, ignore_eos=True).token_ids
 
 
 def test_an_id_may_be_used_again_at_once_after_its_stream_was_left(engine: AsyncEngine) -> None:
@@ -211,7 +211,7 @@ def test_drain_waits_for_a_request_that_is_just_being_added(
         task = asyncio.create_task(collect(engine, Request(prompt(9, 1), LONG)))
         await asyncio.to_thread(entered.wait, 10)
         assert await engine.drain(timeout_s=30)
-        assert not engine.engine.has_work
+        assert engine.engine.metrics.decided == 40, "drained before the request was decoded"
         assert len(await task) == 40
 
     asyncio.run(main())
