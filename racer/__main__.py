@@ -1,6 +1,7 @@
 """``python -m racer``: generate, bench, run."""
 
 import os
+import signal
 import sys
 
 
@@ -8,6 +9,7 @@ def _main() -> int:
     # Threads that spin while they wait keep the processor from whom they wait for, once another program wants it too:
     # steps then take ten times as long (docs/log.md). OpenMP reads this when torch loads it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is finished is written
     try:
         from racer.commands import main  # takes seconds: interrupting it must not show a traceback either
     except KeyboardInterrupt:
