@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 
 def cache_dir() -> Path:
@@ -17,3 +20,19 @@ def cache_dir() -> Path:
     folder = Path(own).expanduser() if own else Path(base) / "racer-serve"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Make ``path`` of what ``write`` writes: beside it first, then renamed, so that no reader ever sees half a file.
+
+    Raises OSError where the folder cannot be written; the file is then as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix + ".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
