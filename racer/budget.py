@@ -65,10 +65,10 @@ def plan_step(
     are in the step whatever is chosen (prefill).
 
     One step by itself is worth its expected tokens per millisecond, (requests + sum p) / t. Over many steps, easy ones
-    and hard ones, tokens per second are most if each is worth its tokens less what its time earns elsewhere: ``speedup``
-    times plain decoding's rate with these requests. Without a ``speedup`` that rate is the best this step could have
-    without the fixed tokens, which for none is the same choice as by the ratio. (With them the ratio would be wrong: in
-    a step that is long anyway it pays almost anything for a token, and that time is missing afterwards.)
+    and hard ones, tokens per second are most if each is worth its tokens less what its time earns elsewhere:
+    ``speedup`` times plain decoding's rate with these requests. Without a ``speedup`` that rate is the best this step
+    could have without the fixed tokens, which for none is the same choice as by the ratio. (With them the ratio would
+    be wrong: in a step that is long anyway it pays almost anything for a token, and that time is missing afterwards.)
     """
     requests = len(probs)
     if requests == 0:
@@ -99,8 +99,8 @@ _PROBE_EVERY = 16
 class BudgetController:
     """Chooses the nodes of each step's trees; keeps up with the machine and with how drafts fare.
 
-    ``reliability`` is the drafter's and only read. ``step_times`` is corrected by :meth:`observe`. ``max_budget``: nodes
-    a tree may have, root included.
+    ``reliability`` is the drafter's, and both it and ``step_times`` are taught by whoever runs the steps.
+    ``max_budget``: nodes a tree may have, root included.
 
     What is never tried is never corrected: now and then the controller verifies half or twice as many nodes as pay.
     What that costs, as predicted, stays below 0.4% of the time.

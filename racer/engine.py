@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from racer.config import Drafts, EngineConfig, TreeShape
+from racer.budget import BudgetController
+from racer.config import Budget, Drafts, EngineConfig, TreeShape
 from racer.draft.drafter import Drafter
-from racer.draft.sources import Continuation, NgramSource
+from racer.draft.sources import NgramSource
 from racer.draft.tree import DraftTree
+from racer.drafting import StepDrafts
 from racer.errors import ContextLengthError, InvalidRequestError
 from racer.metrics import EngineMetrics, StepStats
 from racer.model.attention import ATTENTION
@@ -23,16 +25,16 @@ from racer.model.loader import LoadedModel, load
 from racer.model.prior import model_prior
 from racer.model.runner import ModelRunner
 from racer.model.selftest import check_verifiable
+from racer.model.step_time import model_step_curve
 from racer.model.topk import top_k
 from racer.scheduler import Scheduler, Slot
 from racer.sequence import Sequence
+from racer.step_curve import StepCurve
+from racer.step_time import StepTimes
 from racer.text import OutputText
 from racer.types import DRAFT_SOURCES, Request, Source, StepOutput
 from racer.verify.accept import walk
 from racer.verify.sampling import token_logprob
-
-_CONTEXT_FOR_SOURCE = 16
-"""Newest tokens of a sequence that an n-gram source gets to see."""
 
 
 class Engine:
@@ -40,13 +42,22 @@ class Engine:
 
     Not thread-safe: one thread adds, aborts and steps (:class:`racer.async_engine.AsyncEngine` is that thread).
     ``source``: a shared n-gram store to draft from and to teach; the engine never waits longer for it than
-    ``config.source_deadline_ms`` a step.
+    ``config.source_deadline_ms`` a step. ``step_curve``: step times, where ``config.budget`` is "auto"; measured, or
+    read from the cache folder, if not given.
+
+    ``budget`` is the configured one. Experiments may set it to a number, and back, between steps.
     """
 
     def __init__(
-        self, config: EngineConfig, *, loaded: LoadedModel | None = None, source: NgramSource | None = None
+        self,
+        config: EngineConfig,
+        *,
+        loaded: LoadedModel | None = None,
+        source: NgramSource | None = None,
+        step_curve: StepCurve | None = None,
     ) -> None:
         self.config = config
+        self.budget: Budget = config.budget
         self.loaded = loaded if loaded is not None else load(config, ATTENTION)
         self.tokenizer = self.loaded.tokenizer
         self.runner = ModelRunner(self.loaded.model, config.cache_bytes)
@@ -58,6 +69,14 @@ class Engine:
         self.drafter = Drafter(config, self.runner.vocab_size, prior)
         self.scheduler = Scheduler(self.runner.pool, config.max_running, config.prefill_chunk)
         self.metrics = EngineMetrics()
+        self.step_times: StepTimes | None = None
+        controller = None
+        if config.budget == "auto":
+            self.step_times = StepTimes(
+                step_curve or model_step_curve(self.loaded, self.runner, config.max_running, config.top_k)
+            )
+            controller = BudgetController(self.step_times, self.drafter.reliability[TreeShape.BEST], config.max_budget)
+        self._drafts = StepDrafts(controller, source, config.source_deadline_ms)
         self._source = source
         self._open: dict[str, list[Sequence]] = {}
         self._aborted: list[StepOutput] = []
@@ -162,10 +181,11 @@ class Engine:
         """Draft, verify in one forward, accept; returns what the running sequences may deliver."""
         outputs, self._aborted = self._aborted, []
         started = time.perf_counter()
-        slots = self.scheduler.schedule({s: self._budget(s) for s in self.scheduler.running if s.decoding})
+        drafts = self._draft()
+        slots = self.scheduler.schedule({sequence: len(tree) for sequence, tree in drafts.items()})
         if not slots:
             return outputs
-        trees = self._draft(slots)
+        trees = [self._tree(slot, drafts) for slot in slots]
         drafted = time.perf_counter()
         logits = self.runner.run([self._segment(slot, tree) for slot, tree in zip(slots, trees, strict=True)])
         verified = time.perf_counter()
@@ -173,36 +193,19 @@ class Engine:
         self._record(slots, trees, decided, started, drafted, verified)
         return outputs + decided
 
-    def _budget(self, sequence: Sequence) -> int:
-        """Nodes that the sequence's tree may have, root included.
+    def _draft(self) -> dict[Sequence, DraftTree]:
+        """Draft trees of the sequences that decode."""
+        decoding = [sequence for sequence in self.scheduler.running if sequence.decoding]
+        return self._drafts.propose(decoding, self.budget, *self.scheduler.prefill_ahead())
 
-        A draft deeper than what may still be decided is useless, so the last token is decided without one.
-        """
-        if sequence.drafts is None or sequence.remaining <= 1:
-            return 1
-        own = sequence.params.budget
-        return self.config.budget if own is None else min(own, self.config.budget)
-
-    def _draft(self, slots: list[Slot]) -> list[DraftTree]:
-        found = self._lookup([slot.sequence for slot in slots if slot.budget > 1])
-        trees = []
-        for slot in slots:
-            sequence = slot.sequence
-            if sequence.drafts is not None and sequence.cached == 0 and sequence.decided == 0:
-                sequence.drafts.learn_text(np.array(sequence.tokens, np.int32))
-            if sequence.decoding and sequence.drafts is not None:
-                continuations = found.get(sequence, ())
-                trees.append(sequence.drafts.propose(slot.budget, continuations, max_depth=sequence.remaining - 1))
-            else:
-                trees.append(DraftTree.root_only(sequence.tokens[sequence.cached + slot.chain - 1]))
-        return trees
-
-    def _lookup(self, sequences: list[Sequence]) -> dict[Sequence, list[Continuation]]:
-        if self._source is None or not sequences:
-            return {}
-        contexts = [np.array(sequence.tokens[-_CONTEXT_FOR_SOURCE:], np.int32) for sequence in sequences]
-        found = self._source.lookup(contexts, self.config.source_deadline_ms)
-        return dict(zip(sequences, found, strict=True))
+    def _tree(self, slot: Slot, drafted: dict[Sequence, DraftTree]) -> DraftTree:
+        """The slot's draft, cut to the places it was given; the root alone while it is being prefilled."""
+        sequence = slot.sequence
+        if sequence.decoding:
+            return drafted[sequence].prefix(slot.budget)
+        if sequence.drafts is not None and sequence.cached == 0 and sequence.decided == 0:
+            sequence.drafts.learn_text(np.array(sequence.tokens, np.int32))
+        return DraftTree.root_only(sequence.tokens[sequence.cached + slot.chain - 1])
 
     def _segment(self, slot: Slot, tree: DraftTree) -> Segment:
         """The slot's pending tokens with the draft tree behind the last of them."""
@@ -313,14 +316,22 @@ class Engine:
         accepted: Counter[Source] = Counter()
         for output in outputs:
             accepted.update(source for source in output.sources if source is not Source.ROOT)
+        decoding = sum(slot.chain == 1 for slot in slots)
+        tokens = sum(slot.chain - 1 + len(tree) for slot, tree in zip(slots, trees, strict=True))
+        predicted_ms = self.step_times.step_ms(tokens, len(slots)) if self.step_times is not None else None
+        step_ms = (time.perf_counter() - started) * 1e3
+        if self.step_times is not None and self.budget == "auto" and decoding == len(slots):
+            self.step_times.observe(tokens, len(slots), step_ms)
         self.metrics.record(
             StepStats(
-                step_ms=(time.perf_counter() - started) * 1e3,
+                step_ms=step_ms,
                 draft_ms=(drafted - started) * 1e3,
                 forward_ms=(verified - drafted) * 1e3,
-                decoding=sum(slot.chain == 1 for slot in slots),
-                prefilling=sum(slot.chain > 1 for slot in slots),
-                tokens=sum(slot.chain - 1 + len(tree) for slot, tree in zip(slots, trees, strict=True)),
+                predicted_ms=predicted_ms,
+                decoding=decoding,
+                prefilling=len(slots) - decoding,
+                tokens=tokens,
+                budgets=sum(len(tree) for slot, tree in zip(slots, trees, strict=True) if slot.chain == 1),
                 decided=sum(len(output.token_ids) for output in outputs),
                 drafted=Counter({s: n for s in DRAFT_SOURCES if (n := int(np.count_nonzero(sources == s)))}),
                 accepted=accepted,

@@ -22,7 +22,7 @@ def cache_dir() -> Path:
     return folder
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Make ``path`` of what ``write`` writes: beside it first, then renamed, so that no reader ever sees half a file.
 
     Raises OSError where the folder cannot be written; the file is then as it was.

@@ -53,7 +53,8 @@ class StepTimes:
             self._grow(2 * int(tokens[-1]))
         row = _row(requests)
         factors = np.exp(self._sums[row] / (self._seen[row] + _REGION_TRUST))
-        return np.maximum.accumulate(self._shaped(tokens, requests) * factors[self._region[tokens]])
+        ms: Floats = np.maximum.accumulate(self._shaped(tokens, requests) * factors[self._region[tokens]])
+        return ms
 
     def step_ms(self, tokens: int, requests: int) -> float:
         """The same for one step."""

@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=comma_list(value_type(config, "budget")),
         default=[budget],
-        metavar="N,N",
-        help=f"draft budgets (default: {budget})",
+        metavar="LIST",
+        help=f"draft budgets: numbers of nodes, and auto (default: {budget})",
     )
     parser.add_argument(
         "--concurrency", type=comma_list(count), default=[1], metavar="N,N", help="prompts at a time (default: 1)"
@@ -90,7 +90,7 @@ def execute(args: argparse.Namespace) -> int:
         args,
         drafts=Drafts.RACER if any(mode.drafts in ("racer", "logits") for mode in modes) else Drafts.RETRIEVAL,
         tree=TreeShape.BEST if TreeShape.BEST in args.tree else args.tree[0],
-        budget=max(args.budget),
+        budget="auto" if "auto" in args.budget else max(args.budget),
         max_running=max(args.concurrency),
     )
     engine = open_engine(config)

@@ -32,7 +32,10 @@ _ENDLESS = 1 << 30
 
 
 class Drafter:
-    """Opens the drafts of requests; holds what they share: read-only tables, and a tally of how drafts fare, by shape."""
+    """Opens the drafts of requests; holds what they share: read-only tables, and tallies of how drafts fare, by shape.
+
+    A tally counts what :meth:`RequestDrafts.feedback` is told.
+    """
 
     def __init__(
         self,

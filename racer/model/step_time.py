@@ -85,7 +85,12 @@ def _dummy_step(runner: ModelRunner, k: int) -> Step:
 
 
 def measure_curve(
-    step: Step, max_running: int, places: int, *, limit_s: float = _LIMIT_S, clock: Callable[[], float] = time.perf_counter
+    step: Step,
+    max_running: int,
+    places: int,
+    *,
+    limit_s: float = _LIMIT_S,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> StepCurve:
     """Time ``step`` at several sizes of at most ``places`` tokens, in about ``limit_s`` seconds.
 
@@ -155,4 +160,4 @@ def load_curve(path: Path) -> StepCurve | None:
 def save_curve(path: Path, curve: StepCurve) -> None:
     """Keep the curve on disk, whole or not at all."""
     text = json.dumps({"alone": curve.alone, "extra": curve.extra})
-    write_whole(path, lambda file: file.write(text.encode()) and None)
+    write_whole(path, lambda file: file.write(text.encode()))

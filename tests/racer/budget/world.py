@@ -139,7 +139,7 @@ class Machine:
             ms += step_ms
             sums += np.sum([one.true.cumsum() for one in drafts], axis=0)
             noise = float(self._rng.lognormal(0.0, self._noise))
-            self.controller.observe(sum(sizes), regime.requests, step_ms * noise)
+            self.controller.step_times.observe(sum(sizes), regime.requests, step_ms * noise)
             for one, size in zip(drafts, sizes, strict=True):
                 path = np.array(accepted(self._rng, one, size), np.int32)
                 self.reliability.observe(one.tree.prefix(size), path)

@@ -22,6 +22,7 @@ KEYS = {
     "drafts",
     "tree",
     "budget",
+    "mean_budget",
     "concurrency",
     "category",
     "prompts",

@@ -26,6 +26,7 @@ ENGINE_VALUES: dict[str, tuple[str, Any]] = {
     "drafts": ("logits", "logits"),
     "tree": ("chain", "chain"),
     "budget": ("7", 7),
+    "max_budget": ("9", 9),
     "ngram": ("5", 5),
     "top_k": ("4", 4),
     "min_depth": ("3", 3),
