@@ -89,7 +89,8 @@ class StepTimes:
         a, b, c, d = self._shape.tolist()
         curve_ms = self._alone_ms[tokens] + self.curve.extra_ms(requests)
         ms = a * curve_ms + (b * self._unit_ms / 16) * tokens + self._unit_ms * (c * requests / 16 + d)
-        return np.maximum(ms, _LEAST * curve_ms)
+        shaped: Floats = np.maximum(ms, _LEAST * curve_ms)
+        return shaped
 
 
 def _regions(tokens: Ints) -> Ints:

@@ -46,6 +46,12 @@ class Grown:
     true: Floats
     conditional: Floats
 
+    def fails(self) -> Grown:
+        """The same tree where the model wants something else."""
+        nothing = np.zeros(len(self.true))
+        nothing[0] = 1.0
+        return Grown(self.tree, nothing, np.zeros(len(self.true)))
+
 
 def grow(rng: np.random.Generator, ease: float, bias: float) -> Grown:
     """A best-first tree whose estimates are the true conditionals to the power of ``bias`` (below 1: optimistic)."""
@@ -67,6 +73,7 @@ def grow(rng: np.random.Generator, ease: float, bias: float) -> Grown:
         conditional.append(q)
         estimate.append(estimated)
     sources = rng.choice([Source.RETRIEVAL, Source.LOGITS], NODES).astype(np.uint8)
+    sources[0] = Source.ROOT
     tree = DraftTree(
         np.arange(NODES, dtype=np.int32), np.array(parents, np.int32), np.array(depths, np.int32), sources,
         np.array(estimate, np.float32),

@@ -85,4 +85,5 @@ def test_help_names_limits_and_defaults(capsys: pytest.CaptureFixture[str]) -> N
     parser().print_help()
     text = " ".join(capsys.readouterr().out.split())
     assert "--tree best|paper|chain how the draft tree is grown (default: best)" in text
+    assert "--budget N|auto" in text and "--max-budget N" in text
     assert "--no-prior" in text and "--logits-top-k N" in text
