@@ -11,37 +11,53 @@ The machine drifts, contexts grow and other work comes along. Two corrections fo
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import numpy as np
 
 from racer.step_curve import Floats, Ints, StepCurve
 
-_SHAPE_MEMORY = 60
-_REGION_MEMORY = 60
-"""Steps that weigh, roughly."""
-_SHAPE_TRUST = np.diag([0.25, 1.0, 1.0, 1.0])
-"""How firmly a, b, c, d stay at 1, 0, 0, 0, in steps: a first, so that one odd step is taken for a slower machine."""
-_REGION_TRUST = 3.0
+_KEEP = 1.0 - 1.0 / 60
+"""What a step's weight is multiplied by with each later one: some 60 count."""
+_SURPRISE, _SURPRISES = 0.2, 4
+"""So many steps in a row, all slower than predicted or all faster, by more than this (its logarithm): the machine has
+changed, and what it was says nothing of what it is."""
+_SHAPE_TRUST = np.diag([0.03, 0.05, 0.05, 0.05])
+"""How firmly a, b, c, d stay at 1, 0, 0, 0, in steps: a least, so that a slower machine is slower at all sizes."""
+_REGION_TRUST = 1.0
+"""Steps at a size that weigh as much as the shape does."""
 _LARGEST_SURPRISE = math.log(1.5)
 """One step counts as if it were off by this factor at most: a pause of the machine is not its speed."""
 _LEAST = 0.2
-"""The shape cannot fall below this share of the curve, however it was fitted."""
+"""The shape cannot fall below this share of the curve (of the scaled one if lower), however it was fitted."""
 _REGIONS = 128
 _REQUEST_OCTAVES = 10
 
 
 class StepTimes:
-    """Predicts step times; give it each step's to keep up with the machine."""
+    """Predicts step times; give it each step's to keep up with the machine.
+
+    changes  how often the machine was found to be another than before, and what was learned about it dropped
+    """
 
     def __init__(self, curve: StepCurve) -> None:
         self.curve = curve
         self._unit_ms = float(curve.alone_ms(np.array([1]))[0])
+        self.changes = 0
+        self._latest: deque[tuple[float, float]] = deque(maxlen=_SURPRISES)
+        self._restart(1.0)
+        self._grow(1024)
+
+    def _restart(self, scale: float) -> None:
+        """Know nothing but the curve, ``scale`` times as slow."""
+        self._least = _LEAST * min(scale, 1.0)
+        self._prior = scale * _SHAPE_TRUST[0]
         self._products = np.zeros((4, 4))
         self._targets = np.zeros(4)
-        self._shape = np.array([1.0, 0.0, 0.0, 0.0])
+        self._shape = np.array([scale, 0.0, 0.0, 0.0])
         self._seen = np.zeros((_REQUEST_OCTAVES, _REGIONS))
         self._sums = np.zeros((_REQUEST_OCTAVES, _REGIONS))
-        self._grow(1024)
+        self._latest.clear()
 
     def _grow(self, tokens: int) -> None:
         self._alone_ms = self.curve.alone_ms(np.arange(tokens + 1))
@@ -66,30 +82,39 @@ class StepTimes:
             return
         predicted_ms = self.step_ms(tokens, requests)
         surprise = math.log(measured_ms / predicted_ms)
+        self._latest.append((surprise, measured_ms / self._curve_ms(tokens, requests)))
+        if self._has_changed():
+            self.changes += 1
+            self._restart(float(np.median([ratio for _, ratio in self._latest])))
+            return
         believed_ms = predicted_ms * math.exp(max(-_LARGEST_SURPRISE, min(surprise, _LARGEST_SURPRISE)))
         self._fit(tokens, requests, believed_ms)
         shaped_ms = float(self._shaped(np.array([tokens]), requests)[0])
-        keep = 1.0 - 1.0 / _REGION_MEMORY
-        self._seen *= keep
-        self._sums *= keep
+        self._seen *= _KEEP
+        self._sums *= _KEEP
         self._seen[_row(requests), self._region[tokens]] += 1.0
         self._sums[_row(requests), self._region[tokens]] += math.log(believed_ms / shaped_ms)
 
+    def _has_changed(self) -> bool:
+        surprises = [surprise for surprise, _ in self._latest]
+        return len(surprises) == _SURPRISES and (min(surprises) > _SURPRISE or max(surprises) < -_SURPRISE)
+
+    def _curve_ms(self, tokens: int, requests: int) -> float:
+        return float(self._alone_ms[tokens]) + self.curve.extra_ms(requests)
+
     def _fit(self, tokens: int, requests: int, ms: float) -> None:
         """Least squares of the relative error, with the prior as further rows."""
-        curve_ms = float(self._alone_ms[tokens]) + self.curve.extra_ms(requests)
-        unit_ms = self._unit_ms
+        curve_ms, unit_ms = self._curve_ms(tokens, requests), self._unit_ms
         features = np.array([curve_ms, tokens * unit_ms / 16, requests * unit_ms / 16, unit_ms]) / ms
-        keep = 1.0 - 1.0 / _SHAPE_MEMORY
-        self._products = keep * self._products + np.outer(features, features)
-        self._targets = keep * self._targets + features
-        self._shape = np.linalg.solve(self._products + _SHAPE_TRUST, self._targets + _SHAPE_TRUST[0])
+        self._products = _KEEP * self._products + np.outer(features, features)
+        self._targets = _KEEP * self._targets + features
+        self._shape = np.linalg.solve(self._products + _SHAPE_TRUST, self._targets + self._prior)
 
     def _shaped(self, tokens: Ints, requests: int) -> Floats:
         a, b, c, d = self._shape.tolist()
         curve_ms = self._alone_ms[tokens] + self.curve.extra_ms(requests)
         ms = a * curve_ms + (b * self._unit_ms / 16) * tokens + self._unit_ms * (c * requests / 16 + d)
-        shaped: Floats = np.maximum(ms, _LEAST * curve_ms)
+        shaped: Floats = np.maximum(ms, self._least * curve_ms)
         return shaped
 
 

@@ -25,7 +25,7 @@ _TOKENS = (1, 64, 16, 256, 4, 32, 128, 8, 2, 96, 48, 24, 12, 192, 512, 384, 1024
 """Token counts in the order in which they tell most; as many are measured as time allows, the first three always."""
 _REQUESTS = (16, 4, 64)
 _PASSES = 3
-_LIMIT_S = 4.0
+_LIMIT_S = 6.0
 
 _log = logging.getLogger(__name__)
 
