@@ -6,9 +6,9 @@ Every field changes something observable, and ``tests/racer/test_config.py`` hol
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
 
 from racer.errors import ConfigError, UserError
 
@@ -28,6 +28,19 @@ class TreeShape(StrEnum):
     BEST = "best"
     PAPER = "paper"
     CHAIN = "chain"
+
+
+Budget = int | Literal["auto"]
+"""Nodes in a draft tree, root included; auto: the budget controller chooses in each step."""
+
+
+def _budget(value: Any) -> Budget:
+    if value == "auto":
+        return "auto"
+    try:
+        return TypeAdapter(Annotated[int, Field(ge=1, le=1024)]).validate_python(value)
+    except ValidationError:
+        raise ValueError("it must be auto or an integer from 1 to 1024") from None
 
 
 def one_sentence(error: ValidationError, subject: str) -> tuple[str, str]:
@@ -71,7 +84,12 @@ class EngineConfig(Validated):
 
     drafts: Drafts = Field(Drafts.RACER, description="sources of draft tokens")
     tree: TreeShape = Field(TreeShape.BEST, description="how the draft tree is grown")
-    budget: int = Field(32, ge=1, le=1024, description="draft budget: nodes in a request's tree, root included")
+    budget: Annotated[Budget, PlainValidator(_budget)] = Field(
+        "auto",
+        description="draft budget: nodes in a request's tree, root included; auto: in each step as many as pay (paper "
+        "and chain trees: 64)",
+    )
+    max_budget: int = Field(64, ge=1, le=1024, description="largest draft budget that auto chooses")
     ngram: int = Field(10, ge=2, le=32, description="paper and chain trees: longest n-gram in the automaton (n)")
     top_k: int = Field(8, ge=1, le=64, description="next tokens remembered for each token in the logits table (k)")
     min_depth: int = Field(2, ge=1, le=32, description="paper and chain trees: shortest match that retrieves")

@@ -11,28 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from racer.config import Drafts, EngineConfig, TreeShape
+from racer.budget import BudgetController
+from racer.config import Budget, Drafts, EngineConfig, TreeShape
 from racer.draft.drafter import Drafter
-from racer.draft.sources import Continuation, NgramSource
+from racer.draft.sources import NgramSource
 from racer.draft.tree import DraftTree
-from racer.errors import ConfigError, ContextLengthError, InvalidRequestError, LogitsError
+from racer.drafting import StepDrafts
+from racer.errors import ConfigError, ContextLengthError, InvalidRequestError
 from racer.metrics import EngineMetrics, StepStats
 from racer.model.attention import ATTENTION
-from racer.model.layout import Segment
 from racer.model.loader import LoadedModel, load
 from racer.model.prior import model_prior
 from racer.model.runner import ModelRunner
 from racer.model.selftest import check_verifiable
+from racer.model.step_time import model_step_curve
 from racer.model.topk import top_k
 from racer.scheduler import Scheduler, Slot
 from racer.sequence import Sequence
+from racer.step_curve import StepCurve
+from racer.step_time import StepTimes
 from racer.text import OutputText
+from racer.turn import Scores, Turn
 from racer.types import DRAFT_SOURCES, Request, Source, StepOutput
-from racer.verify.accept import walk
-from racer.verify.sampling import token_logprob
-
-_CONTEXT_FOR_SOURCE = 16
-"""Newest tokens of a sequence that an n-gram source gets to see."""
 
 
 class Engine:
@@ -40,13 +40,22 @@ class Engine:
 
     Not thread-safe: one thread adds, aborts and steps (:class:`racer.async_engine.AsyncEngine` is that thread).
     ``source``: a shared n-gram store to draft from and to teach; the engine never waits longer for it than
-    ``config.source_deadline_ms`` a step.
+    ``config.source_deadline_ms`` a step. ``step_curve``: step times, where ``config.budget`` is "auto"; measured, or
+    read from the cache folder, if not given.
+
+    ``budget`` is the configured one. Experiments may set it to a number, and back, between steps.
     """
 
     def __init__(
-        self, config: EngineConfig, *, loaded: LoadedModel | None = None, source: NgramSource | None = None
+        self,
+        config: EngineConfig,
+        *,
+        loaded: LoadedModel | None = None,
+        source: NgramSource | None = None,
+        step_curve: StepCurve | None = None,
     ) -> None:
         self.config = config
+        self.budget: Budget = config.budget
         self.loaded = loaded if loaded is not None else load(config, ATTENTION)
         self.tokenizer = self.loaded.tokenizer
         self.runner = ModelRunner(self.loaded.model, config.cache_bytes)
@@ -58,6 +67,14 @@ class Engine:
         self.drafter = Drafter(config, self.runner.vocab_size, prior)
         self.scheduler = Scheduler(self.runner.pool, config.max_running, config.prefill_chunk)
         self.metrics = EngineMetrics()
+        self.step_times: StepTimes | None = None
+        controller = None
+        if config.budget == "auto":
+            self.step_times = StepTimes(
+                step_curve or model_step_curve(self.loaded, self.runner, config.max_running, config.top_k)
+            )
+            controller = BudgetController(self.step_times, self.drafter.reliability[TreeShape.BEST], config.max_budget)
+        self._drafts = StepDrafts(controller, source, config.source_deadline_ms)
         self._source = source
         self._open: dict[str, list[Sequence]] = {}
         self._aborted: list[StepOutput] = []
@@ -187,144 +204,57 @@ class Engine:
         """Draft, verify in one forward, accept; returns what the running sequences may deliver."""
         outputs, self._aborted = self._aborted, []
         started = time.perf_counter()
-        slots = self.scheduler.schedule({s: self._budget(s) for s in self.scheduler.running if s.decoding})
+        drafts = self._draft()
+        slots = self.scheduler.schedule({sequence: len(tree) for sequence, tree in drafts.items()})
         if not slots:
             return outputs
-        trees = self._draft(slots)
+        turns = [Turn(slot, self._tree(slot, drafts)) for slot in slots]
         drafted = time.perf_counter()
-        logits = self.runner.run([self._segment(slot, tree) for slot, tree in zip(slots, trees, strict=True)])
+        logits = self.runner.run([turn.segment(self.scheduler.regions[turn.sequence].start) for turn in turns])
         verified = time.perf_counter()
-        decided = self._accept(slots, trees, logits)
-        self._record(slots, trees, decided, started, drafted, verified)
+        decided = self._accept(turns, logits)
+        self._record(turns, decided, started, drafted, verified)
         return outputs + decided
 
-    def _budget(self, sequence: Sequence) -> int:
-        """Nodes that the sequence's tree may have, root included.
+    def _draft(self) -> dict[Sequence, DraftTree]:
+        """Draft trees of the sequences that decode."""
+        decoding = [sequence for sequence in self.scheduler.running if sequence.decoding]
+        return self._drafts.propose(decoding, self.budget, *self.scheduler.prefill_ahead())
 
-        A draft deeper than what may still be decided is useless, so the last token is decided without one.
-        """
-        if sequence.drafts is None or sequence.remaining <= 1:
-            return 1
-        own = sequence.params.budget
-        return self.config.budget if own is None else min(own, self.config.budget)
-
-    def _draft(self, slots: list[Slot]) -> list[DraftTree]:
-        found = self._lookup([slot.sequence for slot in slots if slot.budget > 1])
-        trees = []
-        for slot in slots:
-            sequence = slot.sequence
-            if sequence.drafts is not None and not sequence.text_learned:
-                sequence.drafts.learn_text(np.array(sequence.tokens, np.int32))
-                sequence.text_learned = True
-            if sequence.decoding and sequence.drafts is not None:
-                continuations = found.get(sequence, ())
-                trees.append(sequence.drafts.propose(slot.budget, continuations, max_depth=sequence.remaining - 1))
-            else:
-                trees.append(DraftTree.root_only(sequence.tokens[sequence.cached + slot.chain - 1]))
-        return trees
-
-    def _lookup(self, sequences: list[Sequence]) -> dict[Sequence, list[Continuation]]:
-        if self._source is None or not sequences:
-            return {}
-        contexts = [np.array(sequence.tokens[-_CONTEXT_FOR_SOURCE:], np.int32) for sequence in sequences]
-        found = self._source.lookup(contexts, self.config.source_deadline_ms)
-        return dict(zip(sequences, found, strict=True))
-
-    def _segment(self, slot: Slot, tree: DraftTree) -> Segment:
-        """The slot's pending tokens with the draft tree behind the last of them."""
-        sequence, before = slot.sequence, slot.chain - 1
-        parents = np.concatenate([np.arange(-1, before, dtype=np.int32), tree.parents[1:] + before])
-        tokens = np.concatenate([sequence.chain(slot.chain), tree.tokens[1:]])
-        return Segment(
-            tokens, parents, self.scheduler.regions[sequence].start, sequence.cached, self._scored_from(slot)
-        )
-
-    def _scored_from(self, slot: Slot) -> int:
-        """First row of the slot whose logits are needed: prompt rows teach the logits table, or are asked for."""
+    def _tree(self, slot: Slot, drafted: dict[Sequence, DraftTree]) -> DraftTree:
+        """The slot's draft, cut to the places it was given; the root alone while it is being prefilled."""
         sequence = slot.sequence
-        if sequence.params.prompt_logprobs is not None or _learns_logits(sequence):
-            return 0
-        return slot.chain - 1 if slot.chain == sequence.pending else slot.chain
+        if sequence.decoding:
+            return drafted[sequence].prefix(slot.budget)
+        if sequence.drafts is not None and not sequence.text_learned:
+            sequence.drafts.learn_text(np.array(sequence.tokens, np.int32))
+            sequence.text_learned = True
+        return DraftTree.root_only(sequence.tokens[sequence.cached + slot.chain - 1])
 
-    def _accept(self, slots: list[Slot], trees: list[DraftTree], logits: Tensor) -> list[StepOutput]:
-        tops = top_k(logits, self.config.top_k)
+    def _accept(self, turns: list[Turn], logits: Tensor) -> list[StepOutput]:
+        """Decide tokens for each turn, keep the accepted places, and collect what may be delivered."""
+        tokens, probs = top_k(logits, self.config.top_k)
         outputs: list[StepOutput] = []
-        source_places: list[NDArray[np.int64]] = []
-        target_places: list[NDArray[np.int64]] = []
+        moves: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         row = 0
-        for slot, tree in zip(slots, trees, strict=True):
-            sequence = slot.sequence
-            rows = slice(row, row + slot.chain - 1 + len(tree) - self._scored_from(slot))
+        for turn in turns:
+            sequence, cached = turn.sequence, turn.slot.chain - 1
+            rows = slice(row, row + turn.tokens - turn.scored_from)
             row = rows.stop
-            path = self._verify(slot, tree, logits[rows], tops[0][rows], tops[1][rows])
+            path = turn.verify(Scores(logits[rows], tokens[rows], probs[rows]))
             if sequence.finished:
                 self._finish(sequence)
             else:
-                start = self.scheduler.regions[sequence].start + sequence.cached + slot.chain - 1
-                moved = np.array(path, np.int64)
-                stays = moved == np.arange(len(path))
-                source_places.append(start + moved[~stays])
-                target_places.append(start + np.flatnonzero(~stays))
-                self.scheduler.advance(sequence, slot.chain - 1 + len(path))
+                root = self.scheduler.regions[sequence].start + sequence.cached + cached
+                kept, places = np.array(path, np.int64), np.arange(len(path))
+                moved = kept != places
+                moves.append((root + kept[moved], root + places[moved]))
+                self.scheduler.advance(sequence, cached + len(path))
             output = sequence.take_output()
             if output.token_ids or output.finished or output.prompt_logprobs is not None:
                 outputs.append(output)
-        self.runner.copy_places(source_places, target_places)
+        self.runner.copy_places([source for source, _ in moves], [target for _, target in moves])
         return outputs
-
-    def _verify(
-        self,
-        slot: Slot,
-        tree: DraftTree,
-        logits: Tensor,
-        top_tokens: NDArray[np.int32],
-        top_probs: NDArray[np.float32],
-    ) -> list[int]:
-        """Decide the slot's next tokens, teach its drafts; returns the accepted nodes, the root first."""
-        sequence, drafts = slot.sequence, slot.sequence.drafts
-        self._score_prompt(slot, logits)
-        if drafts is not None and not sequence.decoding and _learns_logits(sequence):
-            before = sequence.tokens[sequence.cached - 1] if sequence.cached else -1
-            drafts.learn_prompt(sequence.chain(slot.chain), top_tokens, top_probs, before)
-        if slot.chain < sequence.pending:  # more of the prompt is to come: nothing is decided yet
-            return [0]
-        first = len(logits) - len(tree)  # row of the root
-        if sequence.decoding:
-            sequence.stats.steps += 1
-            for source in DRAFT_SOURCES:
-                sequence.stats.drafted[source] += int(np.count_nonzero(tree.sources == source))
-        verified, decoding = len(sequence.tokens), sequence.decoding
-
-        def choose(node: int) -> int:
-            if not np.isfinite(top_probs[first + node, 0]):
-                raise LogitsError(
-                    "the model's logits are not finite; its weights may be damaged, or overflow in this dtype"
-                )
-            return int(top_tokens[first + node, 0]) if sequence.takes_argmax else sequence.choose(logits[first + node])
-
-        def decide(node: int, token: int, source: Source) -> bool:
-            return sequence.decide(token, source, logits[first + node])
-
-        try:
-            path = walk(tree, choose, decide).path
-        except LogitsError as error:
-            sequence.fail(error)
-            return [0]
-        if drafts is not None and not sequence.finished:
-            if decoding:
-                drafts.learn_tree(tree, path, top_tokens, top_probs)
-                drafts.feedback(tree, path)
-            drafts.learn_text(sequence.tokens[verified:])
-        return path
-
-    def _score_prompt(self, slot: Slot, logits: Tensor) -> None:
-        """Log-probabilities of the prompt tokens that follow the slot's rows."""
-        sequence = slot.sequence
-        scores, top = sequence.prompt_logprobs, sequence.params.prompt_logprobs
-        if scores is None or top is None:
-            return
-        for position in range(len(scores) - 1, min(sequence.cached + slot.chain, sequence.prompt_length - 1)):
-            scores.append(token_logprob(logits[position - sequence.cached], sequence.tokens[position + 1], top))
 
     def _finish(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
@@ -335,26 +265,27 @@ class Engine:
             self._source.learn(np.array(sequence.tokens, np.int32))
 
     def _record(
-        self,
-        slots: list[Slot],
-        trees: list[DraftTree],
-        outputs: list[StepOutput],
-        started: float,
-        drafted: float,
-        verified: float,
+        self, turns: list[Turn], outputs: list[StepOutput], started: float, drafted: float, verified: float
     ) -> None:
-        sources = np.concatenate([tree.sources for tree in trees] or [np.empty(0, np.uint8)])
-        accepted: Counter[Source] = Counter()
-        for output in outputs:
-            accepted.update(source for source in output.sources if source is not Source.ROOT)
+        sources = np.concatenate([turn.tree.sources for turn in turns])
+        accepted: Counter[Source] = Counter(source for output in outputs for source in output.sources)
+        del accepted[Source.ROOT]
+        decoding = sum(turn.slot.chain == 1 for turn in turns)
+        tokens = sum(turn.tokens for turn in turns)
+        predicted_ms = self.step_times.step_ms(tokens, len(turns)) if self.step_times is not None else None
+        step_ms = (time.perf_counter() - started) * 1e3
+        if self.step_times is not None and self.budget == "auto" and decoding == len(turns):
+            self.step_times.observe(tokens, len(turns), step_ms)
         self.metrics.record(
             StepStats(
-                step_ms=(time.perf_counter() - started) * 1e3,
+                step_ms=step_ms,
                 draft_ms=(drafted - started) * 1e3,
                 forward_ms=(verified - drafted) * 1e3,
-                decoding=sum(slot.chain == 1 for slot in slots),
-                prefilling=sum(slot.chain > 1 for slot in slots),
-                tokens=sum(slot.chain - 1 + len(tree) for slot, tree in zip(slots, trees, strict=True)),
+                predicted_ms=predicted_ms,
+                decoding=decoding,
+                prefilling=len(turns) - decoding,
+                tokens=tokens,
+                budgets=sum(len(turn.tree) for turn in turns if turn.slot.chain == 1),
                 decided=sum(len(output.token_ids) for output in outputs),
                 drafted=Counter({s: n for s in DRAFT_SOURCES if (n := int(np.count_nonzero(sources == s)))}),
                 accepted=accepted,
@@ -366,7 +297,3 @@ class Engine:
         self.scheduler.check_integrity()
         live = {*self.scheduler.running, *self.scheduler.waiting}
         assert live == {s for group in self._open.values() for s in group if not s.finished}
-
-
-def _learns_logits(sequence: Sequence) -> bool:
-    return sequence.drafts is not None and sequence.drafts.drafts is not Drafts.RETRIEVAL

@@ -13,18 +13,27 @@ class StepStats:
     """One step over all running sequences. Times are wall-clock milliseconds.
 
     decoding, prefilling  sequences that took part; tokens  rows of the forward; decided  output tokens delivered
+    budgets               nodes of the decoding sequences' trees, roots included
+    predicted_ms          what the budget controller took the step to cost; None where there is none
     drafted, accepted     draft nodes by source
     """
 
     step_ms: float
     draft_ms: float
     forward_ms: float
+    predicted_ms: float | None
     decoding: int
     prefilling: int
     tokens: int
+    budgets: int
     decided: int
     drafted: Counter[Source]
     accepted: Counter[Source]
+
+    @property
+    def mean_budget(self) -> float:
+        """Nodes verified for each decoding sequence, root included: 1.0 is plain decoding."""
+        return self.budgets / self.decoding if self.decoding else 1.0
 
 
 @dataclass

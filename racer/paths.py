@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from racer.errors import ConfigError
 
@@ -33,3 +36,19 @@ def cache_dir() -> Path:
             f"the cache folder {folder} cannot be made ({error.strerror}); set RACER_CACHE to one that can be written"
         ) from error
     return folder
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Make ``path`` of what ``write`` writes: beside it first, then renamed, so that no reader ever sees half a file.
+
+    Raises OSError where the folder cannot be written; the file is then as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix + ".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

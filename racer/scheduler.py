@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 from racer.cache.pool import KVPool
 from racer.cache.regions import Regions
@@ -66,6 +67,18 @@ class Scheduler:
             slots.append(Slot(admitted, chain, 1))
             chunk -= chain
         return [slot for slot in slots if slot.sequence in self.running]
+
+    def prefill_ahead(self) -> tuple[int, int]:
+        """Prompt tokens that the next step will process, and of how many sequences, if places suffice."""
+        room = max(0, self.max_running - len(self.running))
+        pending = [sequence.pending for sequence in self.running if not sequence.decoding]
+        pending += [sequence.pending for sequence in islice(self.waiting, room)]
+        tokens, sequences = 0, 0
+        for chain in pending:
+            if tokens < self.prefill_chunk:
+                tokens += min(chain, self.prefill_chunk - tokens)
+                sequences += 1
+        return tokens, sequences
 
     def _admit(self) -> Sequence | None:
         if not self.waiting or len(self.running) >= self.max_running:

@@ -77,8 +77,8 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=comma_list(value_type(config, "budget")),
         default=[budget],
-        metavar="N,N",
-        help=f"draft budgets (default: {budget})",
+        metavar="LIST",
+        help=f"draft budgets: numbers of nodes, and auto (default: {budget})",
     )
     parser.add_argument(
         "--concurrency",
@@ -99,7 +99,7 @@ def execute(args: argparse.Namespace) -> int:
         args,
         drafts=Drafts.RACER if any(mode.drafts in ("racer", "logits") for mode in modes) else Drafts.RETRIEVAL,
         tree=TreeShape.BEST if TreeShape.BEST in args.tree else args.tree[0],
-        budget=max(args.budget),
+        budget="auto" if "auto" in args.budget else max(args.budget),
         max_running=max(args.concurrency),
     )
     engine = open_engine(config)

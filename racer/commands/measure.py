@@ -33,8 +33,13 @@ class Measured:
 
 
 def measure(engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], caps: list[int]) -> list[Measured]:
-    """Decode the prompts together, all at once, greedily, each up to its cap of tokens. The engine must be idle."""
+    """Decode the prompts together, all at once, greedily, each up to its cap of tokens. The engine must be idle.
+
+    Leaves the engine's budget as the mode's.
+    """
     results: dict[str, Measured] = {}
+    if mode.budget is not None:
+        engine.budget = mode.budget
     started = time.perf_counter()
     for prompt, cap in zip(prompts, caps, strict=True):
         request = Request(prompt, mode.params(cap))

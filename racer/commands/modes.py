@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from racer.config import Drafts, TreeShape
+from racer.config import Budget, Drafts, TreeShape
 from racer.types import SamplingParams
 
 TRANSFORMERS = "generate"
@@ -18,7 +18,7 @@ class Mode:
 
     drafts: str
     tree: TreeShape | None = None
-    budget: int | None = None
+    budget: Budget | None = None
 
     @property
     def label(self) -> str:
@@ -26,14 +26,14 @@ class Mode:
         return self.drafts if self.tree is None else f"{self.drafts} {self.tree} {self.budget}"
 
     def params(self, max_tokens: int) -> SamplingParams:
-        """Greedy decoding in this mode."""
-        return SamplingParams(max_tokens=max_tokens, drafts=Drafts(self.drafts), tree=self.tree, budget=self.budget)
+        """Greedy decoding in this mode; its budget is the engine's to set, as a request can only cap it."""
+        return SamplingParams(max_tokens=max_tokens, drafts=Drafts(self.drafts), tree=self.tree)
 
 
 PLAIN = Mode(Drafts.OFF)
 
 
-def all_modes(drafts: list[str], trees: list[TreeShape], budgets: list[int]) -> list[Mode]:
+def all_modes(drafts: list[str], trees: list[TreeShape], budgets: list[Budget]) -> list[Mode]:
     """Every combination, plain decoding first: it is what the others are compared with, listed or not."""
     modes = [PLAIN]
     for source in drafts:

@@ -126,7 +126,8 @@ def _help(field: FieldInfo) -> str:
 
 def _metavar(field: FieldInfo) -> str:
     kinds = {kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not type(None)}
-    return "X" if float in kinds else "N" if int in kinds else "NAME"
+    words = [word for kind in kinds for word in names_of(kind)]
+    return "|".join(["X" if float in kinds else "N" if int in kinds else "NAME", *words])
 
 
 def _converter(field: FieldInfo) -> Callable[[str], Any]:
@@ -137,7 +138,7 @@ def _converter(field: FieldInfo) -> Callable[[str], Any]:
         try:
             return adapter.validate_python(text)
         except ValidationError as error:
-            message = error.errors(include_url=False)[0]["msg"]
+            message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
             raise argparse.ArgumentTypeError(f"{text!r} is not valid: {message[0].lower()}{message[1:]}") from None
 
     return convert

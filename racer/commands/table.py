@@ -56,6 +56,9 @@ def _row(group: str, results: list[Result]) -> Row:
         "drafts": str(mode.drafts),
         "tree": None if mode.tree is None else str(mode.tree),
         "budget": mode.budget,
+        "mean_budget": None
+        if mode.drafts == TRANSFORMERS
+        else _ratio(steps + sum(sum(one.stats.drafted.values()) for one in measured), steps, 2),
         "concurrency": results[0].concurrency,
         "category": group,
         "prompts": len(results),
@@ -83,6 +86,7 @@ _HEADINGS = [
     "conc",
     "tokens",
     "steps",
+    "budget",
     "MAT",
     "tok/s",
     "speedup",
@@ -119,6 +123,7 @@ def _cells(row: Row) -> list[str]:
         str(row["concurrency"]),
         str(row["tokens"]),
         str(row["steps"]),
+        "-" if row["mean_budget"] is None else f"{row['mean_budget']:.1f}",
         f"{row['mat']:.2f}",
         f"{row['tok_per_s']:.1f}",
         f"{row['speedup']:.2f}x",

@@ -20,9 +20,9 @@ from racer.draft.logits import LogitsTable, update_tree
 from racer.draft.mixture import MixtureParams, default_params
 from racer.draft.paper import grow_chain, grow_paper
 from racer.draft.prior import PriorTable
+from racer.draft.reliability import Reliability
 from racer.draft.sources import Continuation, pool
 from racer.draft.tree import DraftTree
-from racer.types import Source
 
 BEST_MAX_NODES = 1 << 16
 """Automaton nodes a request may keep with the best-first tree, 40 bytes each: some 15,000 tokens of text."""
@@ -31,34 +31,11 @@ _TAIL = 3
 _ENDLESS = 1 << 30
 
 
-class Reliability:
-    """How often drafted nodes are accepted, against how often they were expected to be; older trees fade.
-
-    A ratio below 1 says that a source promises too much. Drafts do not depend on it (a request must not notice
-    others); it is for reports and for whoever sizes the budget.
-    """
-
-    def __init__(self, memory_trees: int = 1000) -> None:
-        """Weigh the last ``memory_trees`` trees, roughly."""
-        self._keep = 1.0 - 1.0 / memory_trees
-        self.expected = np.zeros(len(Source))
-        self.accepted = np.zeros(len(Source))
-
-    def observe(self, tree: DraftTree, accepted_nodes: NDArray[np.int32]) -> None:
-        """Count one verified tree."""
-        self.expected *= self._keep
-        self.accepted *= self._keep
-        self.expected += np.bincount(tree.sources, tree.probs, len(Source))
-        self.accepted += np.bincount(tree.sources[accepted_nodes], minlength=len(Source))
-
-    def ratio(self, source: Source) -> float:
-        """Accepted by expected nodes of ``source``; 1.0 before any was drafted."""
-        expected = float(self.expected[source])
-        return float(self.accepted[source]) / expected if expected > 0.0 else 1.0
-
-
 class Drafter:
-    """Opens the drafts of requests; holds what they share: read-only tables, and a tally of how drafts fare."""
+    """Opens the drafts of requests; holds what they share: read-only tables, and tallies of how drafts fare, by shape.
+
+    A tally counts what :meth:`RequestDrafts.feedback` is told.
+    """
 
     def __init__(
         self,
@@ -76,7 +53,7 @@ class Drafter:
         self.params = params or default_params()
         self.no_prior = PriorView(np.zeros((0, 1), np.int32), np.zeros((0, 1), np.float32))
         self.no_rows = LogitsTable(1, 1)
-        self.reliability = Reliability()
+        self.reliability = {shape: Reliability() for shape in TreeShape}
         self.prior, self.free = self.no_prior, self.no_rows
         if prior is not None and config.prior:
             self.prior = PriorView(_int32(prior.tokens), _float32(prior.probs))
@@ -96,6 +73,9 @@ class Drafter:
             request.learn_prompt(many, *rows)
             tree = request.propose(2, [Continuation((0,), 1, 2)])
             request.learn_tree(tree, [0], rows[0][: len(tree)], rows[1][: len(tree)])
+            spare = Reliability()
+            spare.observe(tree, _int32([0]))
+            spare.calibrated(tree.sources, tree.probs)
 
 
 class RequestDrafts:
@@ -195,7 +175,7 @@ class RequestDrafts:
 
     def feedback(self, tree: DraftTree, accepted_nodes: ArrayLike) -> None:
         """Say which nodes of a verified ``tree`` (indices, int [a], the root may be among them) were accepted."""
-        self._drafter.reliability.observe(tree, _int32(accepted_nodes))
+        self._drafter.reliability[self.tree].observe(tree, _int32(accepted_nodes))
 
     def _arrays(self, continuations: Sequence[Continuation]) -> Arrays:
         text, latest, pairs, free = self.automaton, self.latest, self.pairs, self._free

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 
 from racer.draft.logits import ANY, KEY_TOKENS, LogitsTable
 from racer.draft.prior import FREE_ROWS, Forward, FreeRun, PriorTable, Progress, compute_prior
+from racer.paths import write_whole
 
 _FORMAT = 2
 _ARRAYS = ("tokens", "probs", "free_keys", "free_tokens", "free_probs")
@@ -78,16 +77,8 @@ def _packed(table: PriorTable) -> dict[str, NDArray[Any]]:
 
 
 def save_prior(path: Path, table: PriorTable) -> None:
-    """Write beside the target and rename, so that a reader never sees half a file. Probabilities go as float16."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".npz.tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, **_packed(table))
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Keep the table on disk, whole or not at all. Probabilities go as float16."""
+    write_whole(path, lambda file: np.savez(file, allow_pickle=False, **_packed(table)))
 
 
 def cached_prior(

@@ -42,6 +42,14 @@ class DraftTree:
         """Nodes, root included."""
         return len(self.tokens)
 
+    def prefix(self, nodes: int) -> DraftTree:
+        """The tree of the first ``nodes`` nodes (views): parents stand before children, so any prefix is a tree."""
+        if nodes >= len(self):
+            return self
+        return DraftTree(
+            self.tokens[:nodes], self.parents[:nodes], self.depths[:nodes], self.sources[:nodes], self.probs[:nodes]
+        )
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless this is one tree: parents first, depths consistent, no twin siblings."""
         assert self.parents[0] == -1 and self.depths[0] == 0

@@ -17,6 +17,7 @@ from racer.draft.sources import Continuation, MemoryNgramSource
 from racer.draft.tree import DraftTree
 from racer.errors import ConfigError, ModelError
 from racer.model.loader import load
+from racer.step_curve import StepCurve
 from tests.racer.engine.helpers import answer, prompt, tiny_engine
 
 TEXT = prompt(12, 1, 24) * 3
@@ -116,6 +117,17 @@ def _budget(*_: Any) -> None:
         stats = decode(budget=budget).stats
         assert sum(stats.drafted.values()) <= (budget - 1) * stats.steps
         assert (sum(stats.drafted.values()) > 3 * stats.steps) == (budget == 16)
+
+
+@checks("max_budget")
+def _max_budget(*_: Any) -> None:
+    free = StepCurve(alone=((1.0, 20.0), (512.0, 20.1)))  # more nodes cost next to nothing: all that are allowed pay
+    most = []
+    for limit in (4, 16):
+        engine = tiny_engine(model={"vocab_size": 24}, budget="auto", max_budget=limit, step_curve=free)
+        answer(engine, TEXT, max_tokens=40, ignore_eos=True)
+        most.append(max(step.tokens for step in engine.metrics.recent if step.decoding))
+    assert most[0] <= 4 < most[1] <= 16
 
 
 @checks("ngram")

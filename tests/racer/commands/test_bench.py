@@ -22,6 +22,7 @@ KEYS = {
     "drafts",
     "tree",
     "budget",
+    "mean_budget",
     "concurrency",
     "category",
     "prompts",
@@ -235,7 +236,7 @@ def test_each_mode_grows_its_own_tree(racer: Command, jsonl: Write, monkeypatch:
     propose = RequestDrafts.propose
 
     def spied(self: RequestDrafts, budget: int, *args: Any, **kwargs: Any) -> DraftTree:
-        if budget > 1:  # the last token is decided without a draft
+        if budget > 1:  # the last token of an answer is decided without a draft
             grown.add((str(self.drafts), str(self.tree), budget))
         return propose(self, budget, *args, **kwargs)
 
@@ -254,3 +255,13 @@ def test_each_mode_grows_its_own_tree(racer: Command, jsonl: Write, monkeypatch:
         "3,5",
     )
     assert grown == {(d, t, b) for d in ("racer", "logits") for t in ("chain", "best") for b in (3, 5)}
+
+
+def test_fixed_and_chosen_budgets_side_by_side(racer: Command, jsonl: Write) -> None:
+    done = racer("bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--drafts", "racer", "--budget", "5,auto")
+    rows = {row["budget"]: row for row in summary(done.out)["rows"] if row["category"] == "all"}
+    assert done.code == 0 and list(rows) == [None, 5, "auto"] and "budget auto" in done.err
+    assert rows[None]["mean_budget"] == 1.0 < rows[5]["mean_budget"] <= 5.0
+    assert 1.0 <= rows["auto"]["mean_budget"] <= 64.0 and rows["auto"]["mismatches"] == 0
+    generate = racer("bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--drafts", "generate").out
+    assert [row["mean_budget"] for row in summary(generate)["rows"][:2]] == [1.0, None]

@@ -68,8 +68,8 @@ def test_prompt_over_the_context(racer: Command, command: tuple[str, ...]) -> No
 @pytest.mark.parametrize(
     "option, value, reason",
     [
-        ("--budget", "0", "greater than or equal to 1"),
-        ("--budget", "many", "valid integer"),
+        ("--budget", "0", "must be auto or an integer from 1 to 1024"),
+        ("--budget", "many", "must be auto or an integer from 1 to 1024"),
         ("--tree", "oak", "'best', 'paper' or 'chain'"),
         ("--drafts", "magic", "'magic' is not valid"),
         ("--dtype", "int3", "'auto', 'bfloat16', 'float16' or 'float32'"),

@@ -26,6 +26,7 @@ ENGINE_VALUES: dict[str, tuple[str, Any]] = {
     "drafts": ("logits", "logits"),
     "tree": ("chain", "chain"),
     "budget": ("7", 7),
+    "max_budget": ("9", 9),
     "ngram": ("5", 5),
     "top_k": ("4", 4),
     "min_depth": ("3", 3),
@@ -84,4 +85,5 @@ def test_help_names_limits_and_defaults(capsys: pytest.CaptureFixture[str]) -> N
     parser().print_help()
     text = " ".join(capsys.readouterr().out.split())
     assert "--tree best|paper|chain how the draft tree is grown (default: best)" in text
+    assert "--budget N|auto" in text and "--max-budget N" in text
     assert "--no-prior" in text and "--logits-top-k N" in text

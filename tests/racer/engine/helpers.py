@@ -14,6 +14,7 @@ from racer import Engine, EngineConfig, Request, RequestStats, SamplingParams, S
 from racer.draft.sources import NgramSource
 from racer.model.attention import ATTENTION
 from racer.model.loader import LoadedModel
+from racer.step_curve import StepCurve
 from tests.tiny import byte_tokenizer, tiny_model
 
 EOS = 2
@@ -68,11 +69,13 @@ def tiny_engine(
     tokenizer: PreTrainedTokenizerBase | None = None,
     source: NgramSource | None = None,
     context_length: int | None = 512,
+    step_curve: StepCurve | None = None,
     **settings: Any,
 ) -> Engine:
     """An engine over a tiny random model; no prior table unless asked for."""
     config = EngineConfig(**({"prior": False, "cache_bytes": 1 << 23, "budget": 16} | settings))
-    return Engine(config, loaded=loaded(tiny_model(family, **(model or {})), tokenizer, context_length), source=source)
+    target = loaded(tiny_model(family, **(model or {})), tokenizer, context_length)
+    return Engine(config, loaded=target, source=source, step_curve=step_curve)
 
 
 def prompt(length: int, seed: int = 0, vocab: int = 256) -> tuple[int, ...]:

@@ -1,0 +1,86 @@
+"""The drafts of a step: which trees to verify for the sequences that decode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from racer.budget import BudgetController
+from racer.config import Budget, TreeShape
+from racer.draft.sources import Continuation, NgramSource
+from racer.draft.tree import DraftTree
+from racer.sequence import Sequence
+
+FIXED_BUDGET = 64
+"""Nodes of a paper or chain tree where the budget is chosen: these trees are not in order of probability."""
+
+_CONTEXT_FOR_SOURCE = 16
+"""Newest tokens of a sequence that an n-gram source gets to see."""
+
+
+class StepDrafts:
+    """Proposes draft trees for a step and cuts them to what pays.
+
+    ``controller`` chooses where the budget is "auto"; None where it never is. ``source``: a shared n-gram store, waited
+    for ``deadline_ms`` a step at most.
+    """
+
+    def __init__(self, controller: BudgetController | None, source: NgramSource | None, deadline_ms: float) -> None:
+        self._controller = controller
+        self._source = source
+        self._deadline_ms = deadline_ms
+
+    def propose(
+        self, sequences: SequenceOf[Sequence], budget: Budget, prefill_tokens: int, prefilling: int
+    ) -> dict[Sequence, DraftTree]:
+        """The tree of each of the decoding ``sequences``, as large as ``budget`` and its request allow.
+
+        ``prefill_tokens`` of ``prefilling`` other sequences will be in the same step.
+        """
+        limits = {sequence: self._limit(sequence, budget) for sequence in sequences}
+        found = self._lookup([sequence for sequence, limit in limits.items() if limit > 1])
+        trees = {sequence: _tree(sequence, limit, found.get(sequence, ())) for sequence, limit in limits.items()}
+        if budget != "auto" or self._controller is None:
+            return trees
+        chosen = [sequence for sequence in sequences if _ordered(sequence)]
+        fixed = prefill_tokens + sum(len(tree) for sequence, tree in trees.items() if not _ordered(sequence))
+        sizes = self._controller.choose(
+            [trees[sequence] for sequence in chosen], fixed, prefilling + len(trees) - len(chosen)
+        )
+        for sequence, size in zip(chosen, sizes, strict=True):
+            trees[sequence] = trees[sequence].prefix(size)
+        return trees
+
+    def _limit(self, sequence: Sequence, budget: Budget) -> int:
+        """Nodes that the sequence's tree may have, root included.
+
+        A draft deeper than what may still be decided is useless, so the last token is decided without one.
+        """
+        if sequence.drafts is None or sequence.remaining <= 1:
+            return 1
+        own = sequence.params.budget
+        most = self._limit_of_all(_ordered(sequence)) if budget == "auto" else budget
+        return most if own is None else min(own, most)
+
+    def _limit_of_all(self, ordered: bool) -> int:
+        if self._controller is None:
+            return FIXED_BUDGET
+        return self._controller.limit if ordered else min(FIXED_BUDGET, self._controller.max_budget)
+
+    def _lookup(self, sequences: list[Sequence]) -> dict[Sequence, list[Continuation]]:
+        if self._source is None or not sequences:
+            return {}
+        contexts = [np.array(sequence.tokens[-_CONTEXT_FOR_SOURCE:], np.int32) for sequence in sequences]
+        return dict(zip(sequences, self._source.lookup(contexts, self._deadline_ms), strict=True))
+
+
+def _tree(sequence: Sequence, limit: int, continuations: SequenceOf[Continuation]) -> DraftTree:
+    if sequence.drafts is None:
+        return DraftTree.root_only(sequence.tokens[-1])
+    return sequence.drafts.propose(limit, continuations, max_depth=sequence.remaining - 1)
+
+
+def _ordered(sequence: Sequence) -> bool:
+    """Any prefix of the sequence's tree is the best tree of that size."""
+    return sequence.drafts is None or sequence.drafts.tree is TreeShape.BEST

@@ -1,0 +1,77 @@
+"""The controller on made-up machines: within 3% of the best fixed tree size in every regime, and after a change.
+
+Expected tokens over true milliseconds, on the same drafts for all sizes; only what the controller is told has noise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.racer.budget.world import Machine, Regime, TrueMs, compute_bound, grow_many, measured, memory_bound, steppy
+
+OPTIMISTIC, HONEST, PESSIMISTIC = 0.5, 1.0, 2.0
+DRAFTS = {bias: grow_many(bias) for bias in (OPTIMISTIC, HONEST, PESSIMISTIC)}
+CURVES = pytest.mark.parametrize("true_ms", [memory_bound, compute_bound, steppy], ids=lambda curve: curve.__name__)
+LOADS = pytest.mark.parametrize("requests", [1, 4, 32])
+
+
+def steps(requests: int) -> int:
+    return 400 if requests < 32 else 150
+
+
+@CURVES
+@LOADS
+@pytest.mark.parametrize("bias", DRAFTS)
+def test_every_regime(true_ms: TrueMs, requests: int, bias: float) -> None:
+    machine, regime = Machine(measured(true_ms)), Regime(true_ms, requests, DRAFTS[bias])
+    cold = machine.run(regime, steps(requests))
+    assert cold.against_best > 0.97 and cold.against_plain > 0.99
+    warm = machine.run(regime, steps(requests))
+    assert warm.against_best > 0.97 and warm.against_plain > 1.0
+
+
+@LOADS
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(memory_bound, compute_bound), (compute_bound, memory_bound), (steppy, compute_bound), (memory_bound, steppy)],
+    ids=lambda curve: curve.__name__,
+)
+@pytest.mark.parametrize(("promise", "then"), [(OPTIMISTIC, PESSIMISTIC), (PESSIMISTIC, OPTIMISTIC)])
+def test_after_machine_and_drafts_have_changed(
+    before: TrueMs, after: TrueMs, requests: int, promise: float, then: float
+) -> None:
+    """Nothing that was measured at start-up holds any more."""
+    machine = Machine(measured(before))
+    machine.run(Regime(before, requests, DRAFTS[promise]), 200)
+    changed = Regime(after, requests, DRAFTS[then])
+    machine.run(changed, 600)
+    assert machine.run(changed, steps(requests)).against_best > 0.97
+
+
+@CURVES
+def test_after_the_load_has_changed(true_ms: TrueMs) -> None:
+    machine = Machine(measured(true_ms))
+    for requests in (1, 32, 4, 1):
+        regime = Regime(true_ms, requests, DRAFTS[OPTIMISTIC])
+        machine.run(regime, 50)
+        assert machine.run(regime, 150).against_best > 0.97, f"at {requests} requests"
+
+
+@pytest.mark.parametrize("factor", [0.4, 2.5])
+def test_after_the_machine_has_become_slower_or_faster(factor: float) -> None:
+    machine = Machine(measured(memory_bound))
+    for true_ms in (memory_bound, lambda tokens, requests: factor * memory_bound(tokens, requests)):
+        regime = Regime(true_ms, 4, DRAFTS[HONEST])
+        machine.run(regime, 50)
+        assert machine.run(regime, 200).against_best > 0.97
+        predicted_ms = machine.controller.step_times.step_ms(40, 4)
+        assert predicted_ms == pytest.approx(float(true_ms(np.array([40.0]), 4)[0]), rel=0.1)
+
+
+def test_drafts_that_nobody_accepts_are_given_up() -> None:
+    """Never slower than plain: at load, with drafts that promise much and hold nothing."""
+    worthless = [grown.fails() for grown in DRAFTS[OPTIMISTIC]]
+    machine, regime = Machine(measured(compute_bound)), Regime(compute_bound, 16, worthless)
+    machine.run(regime, 50)
+    assert machine.run(regime, 300).against_plain > 0.985
