@@ -16,6 +16,9 @@ PROMPT ?= Write a Python function that checks whether a number is prime, and exp
 ARGS ?=
 export PROMPT DATA
 
+# Threads that wait sleep: spinning ones make tests ten times slower where other programs run too (docs/log.md).
+export OMP_WAIT_POLICY ?= PASSIVE
+
 # Runs a step with its output in the log, which is shown if the step fails.
 quietly = { $(1); } >>$(LOG) 2>&1 || { cat $(LOG) >&2; exit 1; }
 
