@@ -6,9 +6,10 @@ import sys
 
 
 def _main() -> int:
-    # Threads that spin while they wait keep the processor from whom they wait for, once another program wants it too:
-    # steps then take ten times as long (docs/log.md). OpenMP reads this when torch loads it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Threads that spin for long keep the processor from whom they wait for, once another program wants it too: steps
+    # then take ten times as long (docs/log.md). OpenMP reads this when torch loads it.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is finished is written
     try:
         from racer.commands import main  # takes seconds: interrupting it must not show a traceback either

@@ -98,7 +98,7 @@ class EngineConfig(Validated):
     )
     prior: bool = Field(True, description="use the model's prior table (computed once per model, then cached)")
 
-    prior_limit_s: float = Field(300.0, gt=0.0, description="go without the prior table if computing it takes longer")
+    prior_limit_s: float = Field(900.0, gt=0.0, description="go without the prior table if computing it takes longer")
 
     cache_bytes: int | None = Field(
         None, ge=1, description="cap of the key-value cache; None: 1 GiB on cpu, 80% of the free memory on cuda"

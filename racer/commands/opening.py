@@ -93,7 +93,8 @@ def describe(engine: Engine) -> str:
     config, loaded = engine.config, engine.loaded
     drafts = f"drafts {config.drafts}"
     if config.drafts is not Drafts.OFF:
-        drafts += f" ({config.tree} tree, budget {config.budget})"
+        prior = "" if len(engine.drafter.prior.tokens) else ", no prior table"
+        drafts += f" ({config.tree} tree, budget {config.budget}{prior})"
     return (
         f"{loaded.name}: {dtype_name(engine)} on {loaded.device}, {torch.get_num_threads()} threads, "
         f"context {engine.context_length}, {drafts}"

@@ -17,7 +17,9 @@ Sink = Callable[[Record], None]
 
 
 class OutputFile:
-    """A JSON-lines file that is on disk up to the last line written. An existing file is overwritten.
+    """A JSON-lines file that is on disk up to the last line written.
+
+    An existing file is overwritten, but not before the first line is there: what it holds outlives a failed start.
 
     Raises:
         InputError: the file cannot be opened or written; the message names it and says why.
@@ -25,8 +27,9 @@ class OutputFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._fresh = False
         try:
-            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  # closed by __exit__
+            self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115  # closed by __exit__
         except OSError as error:
             raise self._sentence(error) from error
 
@@ -45,6 +48,9 @@ class OutputFile:
     def write(self, record: Record) -> None:
         """Append one line."""
         try:
+            if not self._fresh and Path(self._path).is_file():  # devices and pipes hold nothing to overwrite
+                self._file.truncate(0)
+            self._fresh = True
             self._file.write(as_line(record) + "\n")
             self._file.flush()
         except OSError as error:

@@ -9,7 +9,7 @@ import time
 from racer.commands.colour import ColouredText, legend, wants_colour
 from racer.commands.conversations import Answer, encode
 from racer.commands.inputs import valid_text
-from racer.commands.opening import open_engine
+from racer.commands.opening import dtype_name, open_engine
 from racer.commands.options import add_engine_options, add_sampling_options, engine_config, sampling_values
 from racer.commands.ties import compare
 from racer.config import Drafts
@@ -49,6 +49,7 @@ def execute(args: argparse.Namespace) -> int:
         print(legend(), end="\n\n")
     drafted = _decode(engine, prompt, params, ColouredText(engine.tokenizer, coloured))
     print("\n", flush=True)
+    print("decoding again without drafts, to compare", file=sys.stderr, flush=True)
     plain = _decode(engine, prompt, params.model_copy(update={"drafts": Drafts.OFF}), None)
     print(_figures(config.drafts, drafted, plain), _verdict(engine, prompt, drafted, plain), sep="; ", flush=True)
     return 0
@@ -91,7 +92,9 @@ def _verdict(engine: Engine, prompt: tuple[int, ...], drafted: Answer, plain: An
     difference = compare(engine, prompt, plain.token_ids, drafted.token_ids)
     if difference is None:
         return f"{gain}, same tokens"
-    cause = "a near tie of two tokens in this dtype" if difference.near_tie else "NOT a near tie"
+    cause = "NOT a near tie"
+    if difference.near_tie:
+        cause = f"a near tie of two tokens in {dtype_name(engine)}; with --dtype float32 all are the same"
     return f"{gain}, tokens differ from number {difference.position + 1} on ({cause})"
 
 

@@ -21,6 +21,9 @@ _CHUNK = 512
 _FREE_RUN_SHARE = 0.4
 """Share of the whole computation that the free run takes, roughly: for the progress shown."""
 
+_SETTLED_S = 20.0
+"""Time after which the pace so far says how long the whole takes; first forwards are slow."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -77,8 +80,11 @@ class _Reporter:
     def __call__(self, share: float) -> None:
         now = time.monotonic()
         expected_s = (now - self._started_s) / share
-        if now - self._started_s > 2 and expected_s > self._limit_s:
-            raise PriorTooSlow(f"it would take {expected_s:.0f} s, more than prior_limit_s={self._limit_s:g} allows")
+        if now - self._started_s > _SETTLED_S and expected_s > self._limit_s:
+            raise PriorTooSlow(
+                f"computing it would take {expected_s:.0f} s here and now, more than --prior-limit-s {self._limit_s:g} "
+                f"allows; fewer drafts will be accepted, and the next start tries again"
+            )
         if now - self._logged_s > 1 or share == 1:
             self._logged_s = now
             _log.info("prior table, once per model: %d%%, %d s left", round(share * 100), expected_s * (1 - share))

@@ -17,7 +17,7 @@ from racer.model.layout import Segment
 from racer.model.loader import LoadedModel
 from racer.model.runner import ModelRunner
 from racer.model.topk import top_k
-from racer.paths import cache_dir, write_whole
+from racer.paths import cache_path, write_whole
 from racer.step_curve import StepCurve, monotone
 
 _FORMAT = 1
@@ -39,7 +39,7 @@ def model_step_curve(loaded: LoadedModel, runner: ModelRunner, max_running: int,
     Needs the runner's pool to be empty. A file that is damaged, or a folder that cannot be written, costs the
     measurement only.
     """
-    path = curve_path(cache_dir(), [loaded.fingerprint, str(loaded.dtype), *_machine(runner.device), str(max_running)])
+    path = curve_path(cache_path(), [loaded.fingerprint, str(loaded.dtype), *_machine(runner.device), str(max_running)])
     curve = load_curve(path)
     if curve is None:
         _log.info("measuring step times, once per model and machine")

@@ -142,7 +142,7 @@ def test_verification_that_accepts_anything_is_found(
     racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault in the engine itself: the tree's first child is taken for the model's choice."""
-    from racer import engine as module
+    from racer import turn as module
     from racer.verify.accept import walk
 
     def gullible(tree: DraftTree, choose: Any, decide: Any) -> Any:

@@ -214,3 +214,11 @@ def test_stdout_full_or_closed(chat_folder: Path, jsonl: Write) -> None:
     assert errors.splitlines()[-1] == "error: the output cannot be written (No space left on device)"
     errors = to_nobody.communicate()[1]
     assert to_nobody.returncode == 141 and "error" not in errors.lower() and "Traceback" not in errors
+
+
+def test_a_failed_start_leaves_an_existing_output_alone(racer: Command, jsonl: Write, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("results of yesterday\n")
+    done = racer("generate", "--model", "no-such-model", "--input", jsonl({"prompt": "x"}), "--output", str(kept))
+    assert done.code == 2 and "no-such-model" in done.err
+    assert kept.read_text() == "results of yesterday\n"
