@@ -81,6 +81,7 @@ class EngineConfig(Validated):
     )
     device: str = Field("auto", description="auto: cuda where there is one, else cpu; or a torch device string")
     trust_remote_code: bool = Field(False, description="run Python code that the model's repository brings")
+    compile: bool = Field(True, description="let torch's compiler make code of the model's layers, where it can")
 
     drafts: Drafts = Field(Drafts.RACER, description="sources of draft tokens")
     tree: TreeShape = Field(TreeShape.BEST, description="how the draft tree is grown")
