@@ -3,6 +3,7 @@
 // racer::pack_weight   lays a weight out in tiles, once
 // racer::tile_linear   rows times packed weight
 // racer::tile_attend   attention of all sequences of a step over the key-value cache
+// racer::top_k         most likely tokens of many rows of logits
 //
 // A tile holds 16 rows of 64 bytes. tdpbf16ps multiplies 16 x 32 by 32 x 16 elements, where the second operand holds
 // pairs of consecutive rows side by side: element (k, n) at row k / 2, column 2 n + k % 2.
@@ -14,11 +15,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 namespace {
@@ -31,6 +33,7 @@ constexpr int64_t kColumns = 32; // output features of a packed block
 constexpr int64_t kKeys = 64;    // keys that attention looks at together
 constexpr int64_t kRows = 64;    // query rows of a piece of attention's work
 constexpr int64_t kMaxDim = 256;
+constexpr int64_t kAhead = 6144; // bytes of a weight that are fetched ahead: three steps of a block
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
@@ -44,6 +47,11 @@ struct alignas(64) TileConfig {
     rows[tile] = static_cast<uint8_t>(count);
   }
 };
+
+__m512 widen16(const Half* from) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
 
 // Ask the kernel for the right to use tiles; once a process.
 bool allow_tiles() {
@@ -64,9 +72,9 @@ void configure_product(int64_t rows) {
   _tile_loadconfig(&config);
 }
 
-// y[row, 0..32] of up to 32 rows, for one packed block of 32 output features.
+// y[row, 0..32] of up to 32 rows, for one packed block of 32 output features; `fresh`: it comes from memory.
 void product_block(const Half* x, const Half* block, const Half* bias, Half* y, int64_t rows, int64_t depth,
-                   int64_t outputs) {
+                   int64_t outputs, bool fresh) {
   alignas(64) float sums[kColumns][kColumns];
   const bool both = rows > kTile;
   const int64_t stride = depth * sizeof(Half);
@@ -78,6 +86,10 @@ void product_block(const Half* x, const Half* block, const Half* bias, Half* y, 
   }
   for (int64_t k = 0; k < depth; k += kDepth) {
     const Half* tile = block + k * kColumns;
+    if (fresh) {
+      const char* ahead = reinterpret_cast<const char*>(tile) + kAhead;
+      for (int64_t line = 0; line < kColumns; ++line) _mm_prefetch(ahead + 64 * line, _MM_HINT_T0);
+    }
     _tile_loadd(4, x + k, stride);
     _tile_loadd(6, tile, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -98,12 +110,8 @@ void product_block(const Half* x, const Half* block, const Half* bias, Half* y, 
   }
   __m512 low = _mm512_setzero_ps(), high = low;
   if (bias) {
-    const auto widen = [](const Half* from) {
-      const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-      return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-    };
-    low = widen(bias);
-    high = widen(bias + kTile);
+    low = widen16(bias);
+    high = widen16(bias + kTile);
   }
   for (int64_t row = 0; row < rows; ++row) {
     const __m512 a = _mm512_add_ps(_mm512_load_ps(&sums[row][0]), low);
@@ -146,7 +154,7 @@ at::Tensor tile_linear(const at::Tensor& rows_in, const at::Tensor& packed, cons
         const int64_t height = std::min(kColumns, count - row);
         if (height != configured) configure_product(configured = height);
         product_block(x + row * depth, w + block * kColumns * depth, b ? b + block * kColumns : nullptr,
-                      y + row * outputs + block * kColumns, height, depth, outputs);
+                      y + row * outputs + block * kColumns, height, depth, outputs, row == 0);
       }
     }
     _tile_release();
@@ -193,7 +201,7 @@ struct Scratch {
 };
 
 __m512 exp16(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-200.0f));
+  x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);  // in this order what is not a number stays so
   const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
   __m512 f = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
   f = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), f);
@@ -245,7 +253,7 @@ void pack_keys(const Step& step, int64_t head, int64_t first, int64_t count, Hal
 
 // Values likewise: tiles [key / 32][dim / 16].
 void pack_values(const Step& step, int64_t head, int64_t first, int64_t count, Half* packed) {
-  const auto widen = [&](int64_t key, int64_t d) {
+  const auto halves = [&](int64_t key, int64_t d) {
     if (key >= count) return _mm512_setzero_si512();
     const Half* from = step.values.at(head, first + key) + d;
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
@@ -253,25 +261,37 @@ void pack_values(const Step& step, int64_t head, int64_t first, int64_t count, H
   for (int64_t key = 0; key < count; key += kDepth) {
     for (int64_t d = 0; d < step.value_dim; d += kTile) {
       for (int64_t pair = 0; pair < kTile; ++pair, packed += kDepth) {
-        const __m512i low = widen(key + 2 * pair, d), high = widen(key + 2 * pair + 1, d);
+        const __m512i low = halves(key + 2 * pair, d), high = halves(key + 2 * pair + 1, d);
         _mm512_store_si512(packed, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
       }
     }
   }
 }
 
+uint64_t low_bits(int64_t count) { return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1; }
+
 // Bits of the keys first..first + count that a node may look at.
 uint64_t visible_keys(const Step& step, const Sequence& s, int64_t node, int64_t first, int64_t count) {
-  const int32_t* depths = step.depths + s.row;
-  const int64_t position = s.cached + depths[node];
-  uint64_t seen = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t other = first + i - s.cached;  // node of the tree, or a cached token
-    bool visible = other < 0 || (s.tree < 0 ? other <= node : step.visible[s.tree + node * s.nodes + other] != 0);
-    if (step.window && visible) {
-      visible = position - (other < 0 ? first + i : s.cached + depths[other]) < step.window;
+  const int64_t old = std::clamp<int64_t>(s.cached - first, 0, count);  // those before the tree
+  const int64_t start = first + old - s.cached;                         // the tree's node that comes next
+  uint64_t seen = low_bits(old);
+  if (old < count) {
+    uint64_t own;
+    if (s.tree < 0) {
+      own = low_bits(std::max<int64_t>(0, node + 1 - start));
+    } else {
+      const uint8_t* row = step.visible + s.tree + node * s.nodes + start;
+      own = _mm512_test_epi8_mask(_mm512_maskz_loadu_epi8(low_bits(count - old), row), _mm512_set1_epi8(1));
     }
-    seen |= static_cast<uint64_t>(visible) << i;
+    seen |= (own & low_bits(count - old)) << old;
+  }
+  if (step.window) {
+    const int32_t* depths = step.depths + s.row;
+    const int64_t lowest = s.cached + depths[node] - step.window;  // the newest position out of sight
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t position = i < old ? first + i : s.cached + depths[start + i - old];
+      if (position <= lowest) seen &= ~(uint64_t{1} << i);
+    }
   }
   return seen;
 }
@@ -280,7 +300,7 @@ uint64_t visible_keys(const Step& step, const Sequence& s, int64_t node, int64_t
 void weigh(const Step& step, const Sequence& s, int64_t first_row, int64_t rows, int64_t first, int64_t count,
            Scratch& w) {
   const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-  const uint64_t all = count == kKeys ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+  const uint64_t all = low_bits(count);
   const int64_t deepest = s.cached + s.nodes - 1;
   const bool masked = first + count > s.cached || (step.window && first <= deepest - step.window);
   uint64_t seen = all;
@@ -459,12 +479,82 @@ at::Tensor tile_attend(const at::Tensor& query, const at::Tensor& key, const at:
   return out;
 }
 
+// --- the most likely tokens
+
+float widen(Half half) {
+  const uint32_t wide = static_cast<uint32_t>(half) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+// The k largest of a row, the smaller index first among equals, and their softmax probabilities.
+void top_k_row(const Half* row, int64_t length, int64_t k, std::vector<float>& block_most, float* values,
+               int32_t* tokens, float* probs) {
+  constexpr int64_t block = 128;
+  const int64_t blocks = (length + block - 1) / block;
+  block_most.assign(blocks, -std::numeric_limits<float>::infinity());
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t end = std::min(length, (b + 1) * block);
+    int64_t i = b * block;
+    __m512 most = _mm512_set1_ps(block_most[b]);
+    for (; i + kTile <= end; i += kTile) most = _mm512_max_ps(most, widen16(row + i));
+    float top = _mm512_reduce_max_ps(most);
+    for (; i < end; ++i) top = std::max(top, widen(row[i]));
+    block_most[b] = top;
+  }
+  int64_t found = 0;
+  for (int64_t b = 0; b < blocks; ++b) {
+    if (found == k && block_most[b] <= values[k - 1]) continue;
+    for (int64_t i = b * block; i < std::min(length, (b + 1) * block); ++i) {
+      const float value = widen(row[i]);
+      if (found == k && !(value > values[k - 1])) continue;
+      int64_t at = std::min(found, k - 1);
+      found = std::min(found + 1, k);
+      for (; at > 0 && values[at - 1] < value; --at) {
+        values[at] = values[at - 1];
+        tokens[at] = tokens[at - 1];
+      }
+      values[at] = value;
+      tokens[at] = static_cast<int32_t>(i);
+    }
+  }
+  const __m512 most = _mm512_set1_ps(values[0]);
+  __m512 sums = _mm512_setzero_ps();
+  int64_t i = 0;
+  for (; i + kTile <= length; i += kTile) sums = _mm512_add_ps(sums, exp16(_mm512_sub_ps(widen16(row + i), most)));
+  float total = _mm512_reduce_add_ps(sums);
+  for (; i < length; ++i) total += std::exp(widen(row[i]) - values[0]);
+  for (int64_t j = 0; j < k; ++j) probs[j] = std::exp(values[j] - values[0]) / total;
+}
+
+// logits [rows, vocab] to tokens int32 and probabilities float32 [rows, k].
+std::tuple<at::Tensor, at::Tensor> top_k(const at::Tensor& logits_in, int64_t k) {
+  const at::Tensor logits = logits_in.contiguous();
+  const int64_t rows = logits.size(0), vocab = logits.size(1);
+  at::Tensor tokens = at::zeros({rows, k}, logits.options().dtype(at::kInt));
+  at::Tensor probs = at::empty({rows, k}, logits.options().dtype(at::kFloat));
+  const Half* from = bits(logits);
+  int32_t* token = tokens.data_ptr<int32_t>();
+  float* prob = probs.data_ptr<float>();
+#pragma omp parallel
+  {
+    std::vector<float> block_most, values(k);
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+      top_k_row(from + row * vocab, vocab, k, block_most, values.data(), token + row * k, prob + row * k);
+    }
+  }
+  return {tokens, probs};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(racer, library) {
   library.def("allow_tiles() -> bool", allow_tiles);
   library.def("pack_weight(Tensor weight) -> Tensor");
   library.def("tile_linear(Tensor rows, Tensor packed, Tensor? bias) -> Tensor");
+  library.def("top_k(Tensor logits, int k) -> (Tensor, Tensor)");
   library.def(
       "tile_attend(Tensor query, Tensor key, Tensor value, Tensor(a!) cached_keys, Tensor(b!) cached_values, "
       "Tensor places, Tensor sequences, Tensor depths, Tensor visible, float scale, int window) -> Tensor");
@@ -474,4 +564,5 @@ TORCH_LIBRARY_IMPL(racer, CPU, library) {
   library.impl("pack_weight", pack_weight);
   library.impl("tile_linear", tile_linear);
   library.impl("tile_attend", tile_attend);
+  library.impl("top_k", top_k);
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
+import mmap
 import os
 import shutil
 import subprocess
@@ -37,6 +39,15 @@ def have_tiles() -> bool:
 def suits_tiles(outputs: int, inputs: int) -> bool:
     """A weight of these sizes fills whole tiles."""
     return outputs % 32 == 0 and inputs % 32 == 0
+
+
+def in_large_pages(tensor: Tensor) -> Tensor:
+    """A copy in memory that the system may map in large pages: weights read through small ones take a fifth longer."""
+    size = tensor.numel() * tensor.element_size()
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from racer.model.native import load_kernels, suits_tiles
+from racer.model.native import in_large_pages, load_kernels, suits_tiles
 
 _ROWS = 16
 """Rows the layout is chosen for; any number works."""
@@ -51,7 +51,10 @@ class PackedLinear(nn.Module):
         )
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         if suits_tiles(*weight.shape) and load_kernels():
-            packed, self._product = torch.ops.racer.pack_weight(weight), torch.ops.racer.tile_linear.default
+            packed, self._product = (
+                in_large_pages(torch.ops.racer.pack_weight(weight)),
+                torch.ops.racer.tile_linear.default,
+            )
         else:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
             self._product = torch.ops.racer.packed_linear.default
