@@ -182,10 +182,10 @@ def _attend(
     return torch.matmul(weights.to(values.dtype), values)
 
 
-_LIBRARY = torch.library.Library("racer", "FRAGMENT")
-_LIBRARY.define(
+_LIBRARY = torch.library.Library("racer", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
     "attend(Tensor query, Tensor key, Tensor value, float scale, int? window, float? softcap, Tensor? sinks) -> Tensor"
 )
-_LIBRARY.impl("attend", _attend_step, "CompositeExplicitAutograd")
+_LIBRARY.impl("attend", _attend_step, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("racer::attend", _like_attention, lib=_LIBRARY)
 AttentionInterface.register(ATTENTION, packed_attention)

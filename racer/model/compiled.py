@@ -38,7 +38,7 @@ def compile_layers(model: nn.Module, attention: Iterable[nn.Module]) -> bool:
 
 def many_versions() -> AbstractContextManager[None]:
     """Inside, models of a process may compile as they need: torch counts the versions of what they share together."""
-    patch: Callable[..., AbstractContextManager[None]] = torch._dynamo.config.patch  # type: ignore[attr-defined]
+    patch: Callable[..., AbstractContextManager[None]] = torch._dynamo.config.patch
     return patch(recompile_limit=256, fail_on_recompile_limit_hit=True)
 
 

@@ -59,7 +59,7 @@ def load_kernels() -> bool:
     if not have_tiles():
         return False
     try:
-        torch.ops.load_library(str(_library()))
+        torch.ops.load_library(str(_library()))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         _log.warning("the matrix kernels cannot be used, so torch's own run instead, which are slower: %s", error)
         return False

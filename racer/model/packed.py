@@ -18,8 +18,8 @@ from racer.model.native import in_large_pages, load_kernels, suits_tiles
 _ROWS = 16
 """Rows the layout is chosen for; any number works."""
 
-_LIBRARY = torch.library.Library("racer", "FRAGMENT")
-_LIBRARY.define("packed_linear(Tensor rows, Tensor weight, Tensor? bias) -> Tensor")
+_LIBRARY = torch.library.Library("racer", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("packed_linear(Tensor rows, Tensor weight, Tensor? bias) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 def _packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -31,7 +31,7 @@ def _like_packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Te
     return rows.new_empty((*rows.shape[:-1], weight.shape[0]))
 
 
-_LIBRARY.impl("packed_linear", _packed_linear, "MkldnnCPU")
+_LIBRARY.impl("packed_linear", _packed_linear, "MkldnnCPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake("racer::packed_linear", _like_packed_linear, lib=_LIBRARY)
 
 
@@ -137,7 +137,9 @@ def pack_linears(model: nn.Module, groups: Sequence[Sequence[nn.Linear]] = ()) -
         return 0
     packed = 0
     for parent in list(model.modules()):
-        names = {child: name for name, child in parent.named_children() if _packable(child)}
+        names = {
+            child: name for name, child in parent.named_children() if isinstance(child, nn.Linear) and _packable(child)
+        }
         for group in [*groups, *([layer] for layer in names)]:
             layers = [layer for layer in dict.fromkeys(group) if layer in names]
             if len({layer.bias is None for layer in layers}) == 1:

@@ -101,7 +101,8 @@ class ModelRunner:
         """While compiled layers run, only what tells their versions apart is checked: nothing else can have changed."""
         if not self.compiled:
             return nullcontext()
-        return torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
+        stance: AbstractContextManager[Any] = torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
+        return stance
 
     def copy_places(self, sources: Sequence[NDArray[np.int64]], targets: Sequence[NDArray[np.int64]]) -> None:
         """Copy cache places ``sources`` to ``targets`` (int64 ``[n]``, one array a sequence) in all layers."""

@@ -44,7 +44,8 @@ def reference(query: Tensor, keys: Tensor, values: Tensor, seen: NDArray[np.bool
     groups = query.shape[0] // keys.shape[0]
     keys, values = keys.float().repeat_interleave(groups, 0), values.float().repeat_interleave(groups, 0)
     scores = query.float() @ keys.transpose(1, 2) * query.shape[-1] ** -0.5
-    return (scores.masked_fill(~torch.from_numpy(seen), float("-inf")).softmax(-1) @ values).transpose(0, 1)
+    weights = scores.masked_fill(~torch.from_numpy(seen), float("-inf")).softmax(-1)
+    return torch.matmul(weights, values).transpose(0, 1)
 
 
 def tree(nodes: int, branching: bool) -> NDArray[np.int32]:
