@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from racer.commands.colour import ColouredText, legend, wants_colour
 from racer.commands.conversations import Answer, encode
 from racer.commands.inputs import valid_text
 from racer.commands.opening import dtype_name, open_engine
 from racer.commands.options import add_engine_options, add_sampling_options, engine_config, sampling_values
-from racer.commands.ties import compare
+from racer.commands.wording import number, plural
 from racer.config import Drafts
-from racer.engine import Engine
 from racer.text import render_chat
-from racer.types import Request, SamplingParams
+from racer.types import OWN_SOURCES, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from racer.engine import Engine
 
 SUMMARY = "show an answer being decoded, accepted drafts coloured"
 DESCRIPTION = (
@@ -46,7 +49,7 @@ def execute(args: argparse.Namespace) -> int:
     params = SamplingParams(**values)
     coloured = wants_colour(sys.stdout)
     if coloured:
-        print(legend(), end="\n\n")
+        print(legend(OWN_SOURCES), end="\n\n")
     drafted = _decode(engine, prompt, params, ColouredText(engine.tokenizer, coloured))
     print("\n", flush=True)
     print("decoding again without drafts, to compare", file=sys.stderr, flush=True)
@@ -79,15 +82,17 @@ def _decode(engine: Engine, prompt: tuple[int, ...], params: SamplingParams, sho
 def _figures(drafts: str, drafted: Answer, plain: Answer) -> str:
     parts = []
     for name, answer in ((f"drafts {drafts}", drafted), ("plain", plain)):
-        rate = answer.stats.completion_tokens / answer.elapsed_s
+        stats = answer.stats
         parts.append(
-            f"{name}: {answer.stats.completion_tokens} tokens, {answer.stats.steps} steps, MAT {answer.stats.mat:.2f}, "
-            f"{rate:.1f} tok/s"
+            f"{name}: {plural(stats.completion_tokens, 'token')}, {plural(stats.steps, 'step')}, "
+            f"MAT {number(stats.mat, 2)}, {stats.completion_tokens / answer.elapsed_s:.1f} tok/s"
         )
     return " | ".join(parts)
 
 
 def _verdict(engine: Engine, prompt: tuple[int, ...], drafted: Answer, plain: Answer) -> str:
+    from racer.commands.ties import compare  # takes seconds, were the engine not there
+
     gain = f"{plain.elapsed_s / drafted.elapsed_s * _tokens_ratio(drafted, plain):.2f}x"
     difference = compare(engine, prompt, plain.token_ids, drafted.token_ids)
     if difference is None:
