@@ -25,9 +25,9 @@ def paint(text: str, source: Source) -> str:
     return f"\x1b[{COLOURS[source]}m{text}\x1b[0m" if text and source in COLOURS else text
 
 
-def legend() -> str:
-    """What the colours mean, in these colours."""
-    names = ", ".join(paint(source.label, source) for source in COLOURS)
+def legend(store: bool) -> str:
+    """What the colours mean, in these colours; the store's only where there is one."""
+    names = ", ".join(paint(source.label, source) for source in COLOURS if store or source is not Source.STORE)
     return f"accepted drafts: {names}; uncoloured: the model's own"
 
 

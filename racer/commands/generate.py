@@ -14,6 +14,7 @@ from racer.commands.opening import open_engine
 from racer.commands.options import add_engine_options, add_sampling_options, engine_config, sampling_values
 from racer.commands.progress import Bar
 from racer.commands.records import InOrder, OutputFile, Sink, print_line, print_text, refuse_same_file, say_error
+from racer.commands.store import AttachedStore, add_store_options
 from racer.errors import ConfigError
 from racer.types import SamplingParams, StepOutput
 
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", metavar="FILE.jsonl", default=argparse.SUPPRESS, help="write one line for each; overwritten"
     )
     parser.add_argument("--json", action="store_true", default=False, help="print the output lines, not the text")
+    add_store_options(parser)
     add_engine_options(parser, aliases={"max_running": "--concurrency"})
     add_sampling_options(parser)
 
@@ -53,7 +55,8 @@ def execute(args: argparse.Namespace) -> int:
         sinks = _sinks(args, stack)
         source = getattr(args, "input", None)
         failures = _report_bad(lines, source)
-        engine = open_engine(config) if len(failures) < len(lines) else None
+        store = stack.enter_context(AttachedStore(args))
+        engine = open_engine(config, store.attach) if len(failures) < len(lines) else None
         records = InOrder(sinks)
         stack.callback(records.flush)
         for index, record in failures.items():

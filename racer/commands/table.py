@@ -9,7 +9,7 @@ from racer.commands.measure import Measured
 from racer.commands.modes import PLAIN, TRANSFORMERS, Mode
 from racer.commands.suites import Question
 from racer.commands.ties import Difference
-from racer.types import DRAFT_SOURCES
+from racer.types import DRAFT_SOURCES, Source
 
 Row = dict[str, Any]
 
@@ -56,6 +56,7 @@ def _row(group: str, results: list[Result]) -> Row:
         "drafts": str(mode.drafts),
         "tree": None if mode.tree is None else str(mode.tree),
         "budget": mode.budget,
+        "store": mode.store,
         "mean_budget": None
         if mode.drafts == TRANSFORMERS
         else _ratio(steps + sum(sum(one.stats.drafted.values()) for one in measured), steps, 2),
@@ -81,27 +82,17 @@ def _ratio(numerator: float, denominator: float, digits: int) -> float:
     return round(numerator / denominator, digits) if denominator else 0.0
 
 
-_HEADINGS = [
-    "mode",
-    "conc",
-    "tokens",
-    "steps",
-    "budget",
-    "MAT",
-    "tok/s",
-    "speedup",
-    "retrieval/logits/store",
-    "draft ms",
-    "step ms",
-    "differ",
-]
+_BEFORE_SOURCES = ["mode", "conc", "tokens", "steps", "budget", "MAT", "tok/s", "speedup"]
+_AFTER_SOURCES = ["draft ms", "step ms", "differ"]
 
 
 def as_table(rows: list[Row]) -> str:
-    """Rows as aligned text, a block for each category."""
+    """Rows as aligned text, a block for each category. Accepted tokens of sources that no row uses are left out."""
     blocks = []
+    sources = [s.label for s in DRAFT_SOURCES if s is not Source.STORE or any(row["store"] for row in rows)]
+    headings = [*_BEFORE_SOURCES, "/".join(sources), *_AFTER_SOURCES]
     for category in dict.fromkeys(row["category"] for row in rows):
-        cells = [_HEADINGS, *(_cells(row) for row in rows if row["category"] == category)]
+        cells = [headings, *(_cells(row, sources) for row in rows if row["category"] == category)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
             "  ".join(
@@ -114,12 +105,11 @@ def as_table(rows: list[Row]) -> str:
     return "\n\n".join(blocks)
 
 
-def _cells(row: Row) -> list[str]:
-    mode = row["drafts"] if row["tree"] is None else f"{row['drafts']} {row['tree']} {row['budget']}"
+def _cells(row: Row, sources: list[str]) -> list[str]:
     mismatches, ties = row["mismatches"], row["near_ties"]
     draft_ms = row["draft_ms_per_step"]
     return [
-        mode,
+        Mode(row["drafts"], row["tree"], row["budget"], row["store"]).label,
         str(row["concurrency"]),
         str(row["tokens"]),
         str(row["steps"]),
@@ -127,7 +117,7 @@ def _cells(row: Row) -> list[str]:
         f"{row['mat']:.2f}",
         f"{row['tok_per_s']:.1f}",
         f"{row['speedup']:.2f}x",
-        "/".join(str(count) for count in row["accepted_by_source"].values()),
+        "/".join(str(row["accepted_by_source"][source]) for source in sources),
         "-" if draft_ms is None else f"{draft_ms:.2f}",
         f"{row['step_ms']:.1f}",
         f"{mismatches} ({ties} near ties)" if mismatches else "0",

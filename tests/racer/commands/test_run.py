@@ -60,7 +60,7 @@ def test_on_a_terminal_accepted_tokens_are_coloured(racer: Command, monkeypatch:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     coloured = racer("run", "--prompt", "the cat", "--max-tokens", "40").out
-    assert coloured.startswith(legend() + "\n\n") and "\x1b[3" in coloured.removeprefix(legend())
+    assert coloured.startswith(legend(False) + "\n\n") and "\x1b[3" in coloured.removeprefix(legend(False))
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[" not in racer("run", "--prompt", "the cat", "--max-tokens", "40").out
 

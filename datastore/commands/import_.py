@@ -1,0 +1,47 @@
+"""``python -m datastore import``: a file into a namespace."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from pathlib import Path
+
+from datastore.commands.options import add_json_option, add_store_options, open_with, print_result
+from datastore.errors import InputError
+
+SUMMARY = "merge an exported file into a namespace"
+DESCRIPTION = (
+    "Merge a file written by 'export' into a namespace: counts are added. The file is checked whole before anything "
+    "of it is merged."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
+    parser.add_argument("file", metavar="FILE", help="file to read")
+    add_json_option(parser)
+    add_store_options(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Import."""
+    from datastore.archive import Archive
+    from datastore.fingerprint import load_tokenizer
+
+    archive = Archive(Path(args.file))
+    with closing(open_with(args, load_tokenizer(args.tokenizer))) as store:
+        header = archive.header
+        if header.fingerprint != store.fingerprint:
+            raise InputError(
+                f"{args.file}: made with another tokenizer ({header.fingerprint}, not {store.fingerprint}): its token "
+                f"ids mean other text; name with --tokenizer the one it was made with"
+            )
+        if header.schema != store.schema:
+            raise InputError(
+                f"{args.file}: its records have schema {header.schema}, this version takes {store.schema}; export it "
+                "again with this version"
+            )
+        count = archive.check()
+        store.load(archive)
+    print_result(args, {"file": args.file, "records": count}, f"{count:,} records merged")
+    return 0
