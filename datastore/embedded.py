@@ -18,6 +18,8 @@ from types import TracebackType
 from typing import IO
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from datastore.errors import StoreConfigError
 
@@ -109,7 +111,7 @@ class EmbeddedServer:
     def _answers(self) -> bool:
         """Wait until the server serves; False if it ended, or takes too long."""
         deadline = time.monotonic() + _START_S
-        with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
+        with redis.Redis.from_url(self.url, socket_timeout=1.0, retry=Retry(NoBackoff(), 0)) as client:
             while self._guard.poll() is None and time.monotonic() < deadline:
                 try:
                     return bool(client.ping())

@@ -59,7 +59,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
     path = _demo_folder() if name == DEMO else Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         path /= _FILE
         if not path.is_file():
             raise StoreConfigError(

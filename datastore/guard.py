@@ -9,6 +9,8 @@ server should the guard itself be killed.
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -20,11 +22,12 @@ _PATIENCE_S = 5.0
 
 def main(binary: str) -> int:
     """Start ``binary``, wait for the owner's end, stop it; returns the server's exit code."""
-    config = b"".join(iter(sys.stdin.buffer.readline, b"\n"))
+    with open(0, "rb", buffering=0, closefd=False) as pipe:  # unbuffered: what a thread waits in has no lock
+        config = b"".join(itertools.takewhile(lambda line: line != b"\n", pipe))
     server = subprocess.Popen([binary, "-"], stdin=subprocess.PIPE, preexec_fn=_end_with_parent)
     assert server.stdin is not None
-    with server.stdin as pipe:
-        pipe.write(config)
+    server.stdin.write(config)
+    server.stdin.close()
     # not this thread: the kernel ends the server with the thread that started it
     threading.Thread(target=_stop_at_end_of_input, args=(server,), daemon=True).start()
     return server.wait()
@@ -36,7 +39,7 @@ def _end_with_parent() -> None:
 
 
 def _stop_at_end_of_input(server: subprocess.Popen[bytes]) -> None:
-    while sys.stdin.buffer.read(4096):
+    while os.read(0, 4096):
         pass
     server.terminate()
     threading.Timer(_PATIENCE_S, server.kill).start()

@@ -1,7 +1,8 @@
 """Finding a shared n-gram store by its URL.
 
 This package knows no store. One that is installed announces the URL schemes it serves as entry points of the group
-``racer.ngram_sources``, each naming a factory ``(url, *, namespace, tokenizer_json) -> StoreSource``.
+``racer.ngram_sources``, each named as a scheme (with ``.`` for ``+``, which names may not hold) and naming a factory
+``(url, *, namespace, tokenizer_json) -> StoreSource`` that raises ValueError for a URL or a namespace it cannot use.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def open_source(url: str, tokenizer: PreTrainedTokenizerBase, namespace: str = D
         ConfigError: no package serves the scheme, the URL is wrong, or the tokenizer cannot be described to a store.
     """
     scheme, colon, _ = url.partition(":")
-    points = {point.name: point for point in entry_points(group=GROUP)}
+    points = {point.name.replace(".", "+"): point for point in entry_points(group=GROUP)}
     if not colon or scheme not in points:
         known = ", ".join(sorted(points))
         raise ConfigError(
