@@ -21,7 +21,7 @@ class Continuation(NamedTuple):
     """
 
     tokens: tuple[int, ...]
-    count: int
+    count: int  # type: ignore[assignment]  # the field hides tuple.count, which nobody needs here
     matched: int
 
 
