@@ -25,11 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Export."""
     from datastore.archive import Header, write_archive
-    from datastore.fingerprint import load_tokenizer
+    from datastore.fingerprint import fingerprint, load_tokenizer
+    from datastore.keys import SCHEMA
 
     path = Path(args.file)
-    with closing(open_with(args, load_tokenizer(args.tokenizer))) as store:
-        count = write_archive(path, Header(store.schema, store.fingerprint, args.namespace), store.dump())
+    tokenizer = load_tokenizer(args.tokenizer)
+    with closing(open_with(args, tokenizer)) as store:
+        count = write_archive(path, Header(SCHEMA, fingerprint(tokenizer), args.namespace), store.dump())
     size = path.stat().st_size
     print_result(
         args, {"file": args.file, "records": count, "bytes": size}, f"{count:,} records, {size:,} bytes in {args.file}"

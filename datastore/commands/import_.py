@@ -26,22 +26,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Import."""
     from datastore.archive import Archive
-    from datastore.fingerprint import load_tokenizer
+    from datastore.fingerprint import fingerprint, load_tokenizer
+    from datastore.keys import SCHEMA
 
     archive = Archive(Path(args.file))
-    with closing(open_with(args, load_tokenizer(args.tokenizer))) as store:
-        header = archive.header
-        if header.fingerprint != store.fingerprint:
-            raise InputError(
-                f"{args.file}: made with another tokenizer ({header.fingerprint}, not {store.fingerprint}): its token "
-                f"ids mean other text; name with --tokenizer the one it was made with"
-            )
-        if header.schema != store.schema:
-            raise InputError(
-                f"{args.file}: its records have schema {header.schema}, this version takes {store.schema}; export it "
-                "again with this version"
-            )
-        count = archive.check()
+    tokenizer = load_tokenizer(args.tokenizer)
+    header, ours = archive.header, fingerprint(tokenizer)
+    if header.fingerprint != ours:
+        raise InputError(
+            f"{args.file}: made with another tokenizer ({header.fingerprint}, not {ours}), whose token ids mean other "
+            "text; name with --tokenizer the one it was made with"
+        )
+    if header.schema != SCHEMA:
+        raise InputError(
+            f"{args.file}: its records have schema {header.schema}, this version takes {SCHEMA}; export them again "
+            "with this version"
+        )
+    count = archive.check()
+    with closing(open_with(args, tokenizer)) as store:
         store.load(archive)
     print_result(args, {"file": args.file, "records": count}, f"{count:,} records merged")
     return 0

@@ -15,6 +15,9 @@ DESCRIPTION = (
     "namespaces and other data of the server stay. The server goes on answering meanwhile."
 )
 
+_NO_TOKENIZER = "0" * 16
+"""Stands for a tokenizer where none is meant: a purge is about all of them."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
@@ -28,7 +31,7 @@ def execute(args: argparse.Namespace) -> int:
     from datastore.connect import open_store
 
     url = store_url(args)
-    with closing(open_store(url, namespace=args.namespace, fingerprint="")) as store:
+    with closing(open_store(url, namespace=args.namespace, fingerprint=_NO_TOKENIZER)) as store:
         if not args.yes:
             _confirm(args.namespace)
         removed = store.purge()

@@ -182,9 +182,7 @@ def _report(
         "threads": torch.get_num_threads(),
         "prompts": len({id(result.question) for result in results}),
         "skipped": bench.skipped,
-        "store": store.report() | {"warm": args.store_warm, "learn": args.store_learn}
-        if store.source is not None
-        else None,
+        "store": store.report(warm=args.store_warm, learn=args.store_learn),
         "max_tokens": args.max_tokens,
         "mismatches": len(different),
         "near_ties": near_ties,

@@ -28,6 +28,10 @@ def add_store_options(parser: argparse.ArgumentParser) -> Any:
     return group
 
 
+_FLUSH_S = 10.0
+"""Wait at the end for what was learned to be written."""
+
+
 class AttachedStore:
     """The store that the options name, if they do; a context manager that closes it.
 
@@ -55,12 +59,11 @@ class AttachedStore:
         self.switch = None if source is None else SwitchedSource(source)
         return self.switch
 
-    def report(self) -> dict[str, Any]:
-        """Which namespace it is, and what happened so far, for JSON."""
-        return {
-            "namespace": self.namespace,
-            "counters": dict(self.source.counters()) if self.source is not None else {},
-        }
+    def report(self, **settings: Any) -> dict[str, Any] | None:
+        """Which namespace it is, ``settings``, and what happened so far, for JSON; None without a store."""
+        if self.source is None:
+            return None
+        return {"namespace": self.namespace, **settings, "counters": dict(self.source.counters())}
 
     def __enter__(self) -> AttachedStore:
         return self
@@ -69,4 +72,6 @@ class AttachedStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.source is not None:
+            if kind is None:
+                self.source.flush(_FLUSH_S)
             self.source.close()

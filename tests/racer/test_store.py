@@ -72,7 +72,7 @@ def test_a_password_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tokenizer_without_json_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     points(monkeypatch, memory=f"{__name__}:factory")
     slow: PreTrainedTokenizerBase = SimpleNamespace()  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="no tokenizer[.]json"):
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         open_source("memory://", slow)
 
 
