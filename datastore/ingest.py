@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -28,26 +28,6 @@ DONE = "done"
 """Mark of a file that was read to its end; else a mark is the number of pieces claimed."""
 
 _T = TypeVar("_T")
-
-
-class Marks(Protocol):
-    """Notes kept with a namespace: how far each file, by its identity, was read. ``purge`` removes them too."""
-
-    def read_marks(self) -> dict[str, str]:
-        """All marks.
-
-        Raises:
-            StoreUnavailableError: the server cannot be reached or refuses.
-        """
-        ...
-
-    def write_marks(self, marks: Mapping[str, str]) -> None:
-        """Set these marks, all of them at once.
-
-        Raises:
-            StoreUnavailableError: the server cannot be reached or refuses.
-        """
-        ...
 
 
 @dataclass
@@ -85,7 +65,6 @@ class _Batch:
 
 def ingest(
     store: NgramStore,
-    marks: Marks,
     tokenizer: Tokenizer,
     files: Sequence[SourceFile],
     *,
@@ -104,12 +83,12 @@ def ingest(
     """
     sizes = [file.path.stat().st_size for file in files]
     progress = Progress(bytes_total=sum(sizes))
-    known = {} if again else marks.read_marks()
+    known = {} if again else store.read_marks()
     for batch in _ahead(_tokenised(_batches(files, sizes, known, text_field, progress), tokenizer)):
         if stopping():
             break
         if batch.marks:
-            marks.write_marks(batch.marks)
+            store.write_marks(batch.marks)
         if batch.runs:
             store.learn(batch.runs)
         progress.tokens += sum(map(len, batch.runs))

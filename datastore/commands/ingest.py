@@ -52,7 +52,6 @@ def execute(args: argparse.Namespace) -> int:
     with closing(open_with(args, tokenizer)) as store, _stop_between_batches() as stop, Bar() as bar:
         progress = ingest(
             store,
-            store,
             tokenizer,
             files,
             text_field=args.field,
