@@ -28,6 +28,12 @@ from datastore.redis_store import RedisStore
 from datastore.store import NgramStore
 from datastore.topology import Cluster, OneServer, Topology
 
+# redis-py types these only in part.
+_Pool: Any = ConnectionPool
+_Node: Any = ClusterNode
+_RedisCluster: Any = RedisCluster
+_Sentinel: Any = Sentinel
+
 _KINDS = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}
 _TLS_OPTIONS = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"}
 _SENTINEL_OPTIONS = {"sentinel_username", "sentinel_password"}
@@ -105,17 +111,15 @@ def _topology(address: _Address, limits: Limits) -> Topology:
     }
     tls = {key: value for key, value in address.options.items() if key in _TLS_OPTIONS}
     if address.kind == "cluster":
-        nodes = [ClusterNode(host, port) for host, port in address.hosts]
+        nodes = [_Node(host, port) for host, port in address.hosts]
         secure = {"ssl": True} if address.tls else {}
-        return Cluster(lambda: RedisCluster(startup_nodes=nodes, **common, **address.login, **tls, **secure))
+        return Cluster(lambda: _RedisCluster(startup_nodes=nodes, **common, **address.login, **tls, **secure))
     if address.kind == "sentinel":
         return OneServer(_sentinel_pool(address, common, tls))
     host, port = address.hosts[0]
     kind: Any = SSLConnection if address.tls else Connection
     return OneServer(
-        ConnectionPool(
-            connection_class=kind, host=host, port=port, db=_db(address.path), **common, **address.login, **tls
-        )
+        _Pool(connection_class=kind, host=host, port=port, db=_db(address.path), **common, **address.login, **tls)
     )
 
 
@@ -124,7 +128,7 @@ def _sentinel_pool(address: _Address, common: dict[str, Any], tls: dict[str, str
         raise StoreConfigError("a redis+sentinel:// URL names the service behind the hosts, as in host:26379/mymaster")
     secure: dict[str, Any] = {"ssl": True, **tls} if address.tls else {}
     login = {key.removeprefix("sentinel_"): value for key, value in address.options.items() if key in _SENTINEL_OPTIONS}
-    sentinel = Sentinel(address.hosts, sentinel_kwargs={**common, **secure, **login})
+    sentinel = _Sentinel(address.hosts, sentinel_kwargs={**common, **secure, **login})
     service, *db = address.path
     return sentinel.master_for(service, db=_db(db), **common, **secure, **address.login).connection_pool
 

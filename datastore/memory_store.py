@@ -49,10 +49,9 @@ class MemoryStore:
     def _merge(self, bucket: int, data: bytes) -> None:
         with self._lock:
             held = self._buckets.setdefault(bucket, {})
-            for field, entry in codec.split_part(data):
-                held[field] = codec.merge(held[field], entry) if field in held else entry
-            if len(held) > BUCKET_FIELDS:
-                _shrink(held)
+            entries = list(codec.split_part(data))
+            for start in range(0, len(entries), BUCKET_FIELDS // 4):
+                _write(held, entries[start : start + BUCKET_FIELDS // 4])
 
     def stats(self) -> StoreStats:
         """See :class:`NgramStore`; no memory cap, so nothing is ever evicted."""
@@ -96,18 +95,25 @@ class MemoryStore:
         self._buckets.clear()
 
 
+def _write(held: dict[bytes, bytes], entries: Sequence[tuple[bytes, bytes]]) -> None:
+    """Merge some entries into a bucket, by the rule of merge.lua."""
+    merged = {field: codec.merge(held[field], entry) if field in held else entry for field, entry in entries}
+    if len(held) + len(merged.keys() - held.keys()) > BUCKET_FIELDS:
+        _shrink(held)
+    held.update(merged)
+
+
 def _shrink(held: dict[bytes, bytes]) -> None:
-    """The rule of merge.lua for a full bucket."""
     excess = len(held) - BUCKET_FIELDS * 3 // 4
     drop: list[bytes] = []
-    halved: list[bytes] = []
+    spared: list[bytes] = []
     for field, entry in held.items():
         if len(drop) == excess:
             break
-        if entry and entry[0] > 1:
-            held[field] = bytes((entry[0] // 2,)) + entry[1:]
-            halved.append(field)
-        else:
-            drop.append(field)
-    for field in [*drop, *halved[: excess - len(drop)]]:
+        (spared if entry and entry[0] > 1 else drop).append(field)
+    short = max(0, excess - len(drop))
+    for field in [*drop, *spared[:short]]:
         del held[field]
+    for field in spared[short:]:
+        entry = held.pop(field)
+        held[field] = bytes((entry[0] // 2,)) + entry[1:]

@@ -79,50 +79,65 @@ local function merged(old, new)
     return concat(out)
 end
 
--- Drops contexts until three quarters are left. Oldest first: one seen more than once is halved and spared, once round.
+-- Drops contexts until three quarters are left, oldest first. One seen more than once is halved and is the newest again.
 local function shrink(key, held)
     local all = redis.call('HGETALL', key)
-    local excess, drop, halved = held - math.floor(max_fields * 3 / 4), {}, {}
+    local excess, drop, spared = held - math.floor(max_fields * 3 / 4), {}, {}
     for i = 1, #all, 2 do
         if #drop == excess then break end
         local top = byte(all[i + 1], 1)
         if top and top > 1 then
-            halved[#halved + 1] = all[i]
-            halved[#halved + 1] = char(math.floor(top / 2)) .. sub(all[i + 1], 2)
+            spared[#spared + 1] = all[i]
+            spared[#spared + 1] = char(math.floor(top / 2)) .. sub(all[i + 1], 2)
         else
             drop[#drop + 1] = all[i]
         end
     end
-    for i = 1, #halved, 2 do
-        if #drop == excess then break end
-        drop[#drop + 1] = halved[i]
-    end
-    if #halved > 0 then redis.call('HSET', key, unpack(halved)) end
+    local kept = 2 * math.max(0, #spared / 2 + #drop - excess)  -- none was seen once: the oldest go after all
+    for i = 1, #spared - kept, 2 do drop[#drop + 1] = spared[i] end
     redis.call('HDEL', key, unpack(drop))
+    for i = #spared - kept + 1, #spared, 2 do
+        redis.call('HDEL', key, spared[i])
+        redis.call('HSET', key, spared[i], spared[i + 1])
+    end
     return #drop
 end
 
-local dropped = 0
-for i = 1, #KEYS do
-    local key, part = KEYS[i], ARGV[i]
-    local fields, writes, at = {}, {}, 1
-    while at <= #part do
-        local length = byte(part, at + 4)
-        fields[#fields + 1] = sub(part, at, at + 3)
-        writes[#writes + 1] = fields[#fields]
-        writes[#writes + 1] = sub(part, at + 5, at + 4 + length)
-        at = at + 5 + length
-    end
+-- Merge some entries. Never more than `max_fields` at any moment: the compact encoding does not come back.
+local function write(key, fields, writes)
     local olds = redis.pcall('HMGET', key, unpack(fields))
     if olds.err then  -- something else lies under this name
         redis.call('DEL', key)
         olds = {}
     end
-    for j = 1, #fields do
-        if olds[j] then writes[2 * j] = merged(olds[j], writes[2 * j]) end
+    local fresh, dropped = 0, 0
+    for i = 1, #fields do
+        if olds[i] then
+            writes[2 * i] = merged(olds[i], writes[2 * i])
+        else
+            fresh = fresh + 1
+        end
     end
-    redis.call('HSET', key, unpack(writes))
     local held = redis.call('HLEN', key)
-    if held > max_fields then dropped = dropped + shrink(key, held) end
+    if held + fresh > max_fields then dropped = shrink(key, held) end
+    redis.call('HSET', key, unpack(writes))
+    return dropped
+end
+
+local dropped = 0
+local most = math.floor(max_fields / 4)  -- what shrink() makes room for
+for i = 1, #KEYS do
+    local part, at = ARGV[i], 1
+    while at <= #part do
+        local fields, writes = {}, {}
+        while at <= #part and #fields < most do
+            local length = byte(part, at + 4)
+            fields[#fields + 1] = sub(part, at, at + 3)
+            writes[#writes + 1] = fields[#fields]
+            writes[#writes + 1] = sub(part, at + 5, at + 4 + length)
+            at = at + 5 + length
+        end
+        dropped = dropped + write(KEYS[i], fields, writes)
+    end
 end
 return dropped

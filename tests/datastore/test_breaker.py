@@ -31,8 +31,7 @@ def test_an_open_one_lets_a_single_attempt_through_after_its_wait() -> None:
     assert breaker.state is BreakerState.HALF_OPEN
     assert [breaker.allow() for _ in range(3)] == [True, False, False]
     breaker.succeeded()
-    assert breaker.state is BreakerState.CLOSED
-    assert breaker.opened == 1
+    assert (breaker.state, breaker.opened) == (BreakerState.CLOSED, 1)
 
 
 def test_each_failed_attempt_doubles_the_wait_up_to_the_longest() -> None:

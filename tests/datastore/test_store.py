@@ -30,7 +30,7 @@ def url(request: pytest.FixtureRequest) -> str:
     if request.param == "memory":
         return "memory://"
     if request.param == "sentinel":
-        pair: Pair = request.getfixturevalue("redis_pair")
+        pair: Pair = request.getfixturevalue("redis_sentinel")
         return f"redis+sentinel://127.0.0.1:{pair.sentinel.port}/mymaster"
     server: Server | list[Server] = request.getfixturevalue(f"redis_{request.param}")
     if isinstance(server, list):
@@ -148,13 +148,26 @@ def test_a_full_namespace_levels_off_and_keeps_what_is_new_or_frequent(opened: O
     store = opened(contexts=1 << 11)
     frequent, latest = text(2, 60), text(3, 60)
     store.learn([frequent], weight=40)
-    for seed in range(10, 16):
-        store.learn([text(seed, 3000)])
+    for seed in range(10, 13):
+        store.learn([text(seed, 1000)])
     store.learn([latest])
     assert store.stats().contexts <= 1 << 11
     for run in (frequent, latest):
         found = store.lookup([run[:i] for i in range(10, 50)], PATIENCE_S)
         assert sum(bool(one) for one in found) >= 36
+
+
+def test_hashes_keep_the_compact_encoding(redis_single: Server, namespace: str) -> None:
+    store = open_store(redis_single.url, namespace=namespace, fingerprint="abcd", limits=Limits(contexts=1 << 11))
+    for seed in range(3):
+        store.learn([text(seed, 3000), np.arange(1 << 30, (1 << 30) + 500, dtype=np.int32)], weight=seed + 1)
+    client = redis_single.client()
+    keys = client.keys(f"ng1:{{abcd:{namespace}:*")
+    assert len(keys) == 16
+    assert {client.object("encoding", key) for key in keys} <= {b"listpack", b"ziplist"}
+    assert max(client.hlen(key) for key in keys) <= 128
+    store.purge()
+    store.close()
 
 
 def test_namespaces_and_tokenizers_are_worlds_apart(opened: Opened, namespace: str) -> None:
