@@ -6,7 +6,8 @@ No test flushes a server. A test that stops, kills or reconfigures one asks for 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,27 +77,38 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Ser
         node.kill()
 
 
+@contextmanager
+def _pair(folder: Path) -> Generator[Pair]:
+    first, second, third = free_ports(3)
+    watch = f"sentinel monitor mymaster 127.0.0.1 {first} 1\nsentinel failover-timeout mymaster 2000\n"
+    pair = Pair(
+        Server(folder / "primary", first),
+        Server(folder / "replica", second, "--replicaof", f"127.0.0.1 {first}", "--repl-diskless-sync-delay", "0"),
+        Server(folder / "sentinel", third, sentinel_config=watch),
+    )
+    try:
+        for server in (pair.primary, pair.replica):
+            server.start()
+        wait_for(lambda: pair.replica.client().info("replication")["master_link_status"] == "up", "replication")
+        pair.sentinel.start()
+        wait_for(lambda: len(pair.sentinel.client().sentinel_slaves("mymaster")) == 1, "Sentinel to find the replica")
+        yield pair
+    finally:
+        for server in (pair.sentinel, pair.replica, pair.primary):
+            server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with _pair(tmp_path_factory.mktemp("sentinel")) as pair:
+        yield pair
+
+
 @pytest.fixture
 def redis_pair(tmp_path: Path) -> Iterator[Pair]:
-    """A pair of a test's own, since a failover changes it. ``down-after`` is half a second."""
-    first, second, third = free_ports(3)
-    watch = (
-        f"sentinel monitor mymaster 127.0.0.1 {first} 1\n"
-        "sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 2000\n"
-    )
-    pair = Pair(
-        Server(tmp_path / "primary", first),
-        Server(tmp_path / "replica", second, "--replicaof", f"127.0.0.1 {first}", "--repl-diskless-sync-delay", "0"),
-        Server(tmp_path / "sentinel", third, sentinel_config=watch),
-    )
-    for server in (pair.primary, pair.replica):
-        server.start()
-    wait_for(lambda: pair.replica.client().info("replication")["master_link_status"] == "up", "replication")
-    pair.sentinel.start()
-    wait_for(lambda: len(pair.sentinel.client().sentinel_slaves("mymaster")) == 1, "Sentinel to find the replica")
-    yield pair
-    for server in (pair.sentinel, pair.replica, pair.primary):
-        server.kill()
+    """A pair of a test's own, since a failover changes it."""
+    with _pair(tmp_path) as pair:
+        yield pair
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from redis.retry import Retry
 BINARY = os.environ.get("REDIS_SERVER", "redis-server")
 """The server under test: a name on the PATH, or the path of another build (Redis 6.2, Valkey)."""
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def require(program: str) -> str:

@@ -9,13 +9,13 @@ from tests.datastore.servers import Server
 
 
 def test_each_server_is_what_its_name_says(
-    redis_single: Server, redis_tls: Server, redis_acl: Server, redis_cluster: list[Server], redis_pair: Pair
+    redis_single: Server, redis_tls: Server, redis_acl: Server, redis_cluster: list[Server], redis_sentinel: Pair
 ) -> None:
     assert redis_single.client().info("server")["redis_mode"] == "standalone"
     assert redis_tls.client().ping()
     assert redis_acl.client(username=ACL_USER, password=ACL_PASSWORD).ping()
     assert redis_cluster[1].client().info("server")["redis_mode"] == "cluster"
-    assert redis_pair.replica.client().info("replication")["role"] == "slave"
+    assert redis_sentinel.replica.client().info("replication")["role"] == "slave"
 
 
 def test_the_acl_server_lets_nobody_else_in(redis_acl: Server) -> None:

@@ -1,0 +1,86 @@
+"""Names of the keys in Redis.
+
+    ng1:{<fingerprint>:<namespace>:<shard>}:<bucket>   hash   context -> its continuations (codec.py)
+    ng1:{<fingerprint>:<namespace>}:meta               hash   counters of the namespace
+
+1 is the schema's version, <fingerprint> the tokenizer's, <shard> one hexadecimal digit, <bucket> the bucket's number
+followed by "/" and how many there are, both hexadecimal. The part in braces is all that Redis Cluster looks at: a
+namespace lies on 16 slots, and a script may touch any buckets of one shard.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from datastore.errors import StoreConfigError
+
+SCHEMA = 1
+SHARDS = 16
+NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+FINGERPRINT = re.compile(r"[0-9a-f]{4,64}")
+
+_KEY = re.compile(rb"ng\d+:\{[0-9a-f]+:([A-Za-z0-9._-]+)(?::[0-9a-f])?\}:.+")
+
+
+class KeyNames(NamedTuple):
+    """The keys of one namespace of one tokenizer, spread over ``1 << bucket_bits`` buckets."""
+
+    namespace: str
+    fingerprint: str
+    bucket_bits: int
+
+    @property
+    def meta(self) -> bytes:
+        """Key of the namespace's counters."""
+        return f"ng{SCHEMA}:{{{self.fingerprint}:{self.namespace}}}:meta".encode()
+
+    @property
+    def pattern(self) -> str:
+        """What SCAN matches to walk the buckets of this namespace and tokenizer, of this many buckets."""
+        return f"ng{SCHEMA}:{{{self.fingerprint}:{self.namespace}:?}}:*/{1 << self.bucket_bits:x}"
+
+    def prefixes(self) -> list[bytes]:
+        """What a bucket's key starts with, by shard."""
+        return [f"ng{SCHEMA}:{{{self.fingerprint}:{self.namespace}:{shard:x}}}:".encode() for shard in range(SHARDS)]
+
+    @property
+    def suffix(self) -> bytes:
+        """What a bucket's key ends with."""
+        return f"/{1 << self.bucket_bits:x}".encode()
+
+    def shard_of(self, bucket: int) -> int:
+        """Neighbouring buckets share a shard, so that what is sorted by bucket is sorted by shard too."""
+        return bucket >> (self.bucket_bits - 4)
+
+    def bucket_key(self, bucket: int) -> bytes:
+        """Key of one bucket."""
+        return self.prefixes()[self.shard_of(bucket)] + b"%x" % bucket + self.suffix
+
+
+def checked(namespace: str, fingerprint: str, bucket_bits: int) -> KeyNames:
+    """The names, if they can be told apart from all others.
+
+    Raises:
+        StoreConfigError: a part is malformed.
+    """
+    if not NAMESPACE.fullmatch(namespace):
+        raise StoreConfigError(
+            f"namespace {namespace!r} is not a name; use 1 to 64 letters, digits, dots, dashes or underscores"
+        )
+    if not FINGERPRINT.fullmatch(fingerprint):
+        raise StoreConfigError(
+            f"tokenizer fingerprint {fingerprint!r} is not one; pass 4 to 64 hexadecimal digits in lower case"
+        )
+    return KeyNames(namespace, fingerprint, bucket_bits)
+
+
+def every_schema(namespace: str) -> str:
+    """What SCAN matches to find the keys of ``namespace``, of every schema and tokenizer, and maybe a few others."""
+    return f"ng*:{{*:{namespace}*}}:*"
+
+
+def namespace_of(key: bytes) -> str | None:
+    """The namespace that a key belongs to; None if it is not one of ours."""
+    match = _KEY.fullmatch(key)
+    return match[1].decode() if match else None
