@@ -2,6 +2,7 @@
 
     ng1:{<fingerprint>:<namespace>:<shard>}:<bucket>   hash   context -> its continuations (codec.py)
     ng1:{<fingerprint>:<namespace>}:meta               hash   counters of the namespace
+    ng1:{<fingerprint>:<namespace>}:files              hash   identity of a file -> how far it was learned (ingest.py)
 
 1 is the schema's version, <fingerprint> the tokenizer's, <shard> one hexadecimal digit, <bucket> the bucket's number
 followed by "/" and how many there are, both hexadecimal. The part in braces is all that Redis Cluster looks at: a
@@ -34,6 +35,11 @@ class KeyNames(NamedTuple):
     def meta(self) -> bytes:
         """Key of the namespace's counters."""
         return f"ng{SCHEMA}:{{{self.fingerprint}:{self.namespace}}}:meta".encode()
+
+    @property
+    def files(self) -> bytes:
+        """Key of the marks of files."""
+        return f"ng{SCHEMA}:{{{self.fingerprint}:{self.namespace}}}:files".encode()
 
     @property
     def pattern(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from datastore import codec, layout
 from datastore.keys import SCHEMA, checked
@@ -25,6 +25,7 @@ class MemoryStore:
         self._bits = (limits or Limits()).bucket_bits
         self._names = checked(namespace, fingerprint, self._bits)
         self._buckets: dict[int, dict[bytes, bytes]] = {}
+        self._marks: dict[str, str] = {}
         self._tokens = 0
         self._lock = threading.Lock()
 
@@ -53,6 +54,14 @@ class MemoryStore:
             for start in range(0, len(entries), BUCKET_FIELDS // 4):
                 _write(held, entries[start : start + BUCKET_FIELDS // 4])
 
+    def read_marks(self) -> dict[str, str]:
+        """See :class:`NgramStore`."""
+        return dict(self._marks)
+
+    def write_marks(self, marks: Mapping[str, str]) -> None:
+        """See :class:`NgramStore`."""
+        self._marks.update(marks)
+
     def stats(self) -> StoreStats:
         """See :class:`NgramStore`; no memory cap, so nothing is ever evicted."""
         with self._lock:
@@ -74,6 +83,7 @@ class MemoryStore:
         with self._lock:
             removed = len(self._buckets)
             self._buckets.clear()
+            self._marks.clear()
             self._tokens = 0
         return removed
 

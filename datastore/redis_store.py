@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from datastore import layout
@@ -95,6 +95,17 @@ class RedisStore:
             shard = self._names.shard_of(part.bucket)
         if group:
             yield group
+
+    def read_marks(self) -> dict[str, str]:
+        """See :class:`NgramStore`."""
+        files = self._names.files
+        (flat,) = self._wire.call([(files, (b"HGETALL", files))], None, self._limits.write_s)
+        return {name.decode(): mark.decode() for name, mark in zip(flat[::2], flat[1::2], strict=True)}
+
+    def write_marks(self, marks: Mapping[str, str]) -> None:
+        """See :class:`NgramStore`."""
+        files, flat = self._names.files, [text for item in marks.items() for text in item]
+        self._wire.call([(files, (b"HSET", files, *flat))], None, self._limits.write_s)
 
     def stats(self) -> StoreStats:
         """See :class:`NgramStore`; memory is that of a sample of the keys times their number."""

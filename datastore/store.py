@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -75,6 +75,14 @@ class NgramStore(Protocol):
         Raises:
             StoreUnavailableError: the server cannot be reached or refuses; part of the runs may have been written.
         """
+        ...
+
+    def read_marks(self) -> dict[str, str]:
+        """The notes that :meth:`write_marks` has left, by name."""
+        ...
+
+    def write_marks(self, marks: Mapping[str, str]) -> None:
+        """Leave notes with the namespace, all of them or none: how far each file was learned. A purge removes them."""
         ...
 
     def stats(self) -> StoreStats:
