@@ -81,7 +81,7 @@ def ingest(
     Raises:
         StoreUnavailableError: the server cannot be reached or refuses; the batch in hand may be missing in part.
     """
-    sizes = [file.path.stat().st_size for file in files]
+    sizes = _sizes(files)
     progress = Progress(bytes_total=sum(sizes))
     known = {} if again else store.read_marks()
     for batch in _ahead(_tokenised(_batches(files, sizes, known, text_field, progress), tokenizer)):
@@ -96,6 +96,10 @@ def ingest(
         progress.files_done += batch.files_done
         report(progress)
     return progress
+
+
+def _sizes(files: Sequence[SourceFile]) -> list[int]:
+    return [file.path.stat().st_size for file in files]
 
 
 def _batches(

@@ -67,7 +67,7 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StoreConfigError, match=r"tokenizer.json cannot be read \(.*\); name a tokenizer.json"):
         load_tokenizer(str(tmp_path))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StoreConfigError, match="the folder holds no tokenizer.json; write one"):
+    with pytest.raises(StoreConfigError, match=r"the folder holds no tokenizer\.json; write one"):
         load_tokenizer(str(tmp_path / "empty"))
     for missing in ("/no/such/folder", "./none", "none.json", "a name with spaces", ""):
         with pytest.raises(StoreConfigError, match="no such file or folder"):
