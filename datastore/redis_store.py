@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from datastore import layout
+from datastore.hash_gets import HashGets
 from datastore.kernels import MAX_COUNT, MAX_ENTRY
-from datastore.keys import SCHEMA, KeyNames, every_schema, namespace_of
+from datastore.keys import SCHEMA, SHARDS, KeyNames, every_schema, namespace_of
 from datastore.layout import Part
 from datastore.levels import REACH
 from datastore.limits import BUCKET_FIELDS, Limits
@@ -33,39 +34,21 @@ class RedisStore:
     def __init__(self, topology: Topology, names: KeyNames, limits: Limits) -> None:
         self._names = names
         self._limits = limits
-        self._prefixes = names.prefixes()
         self._wire = Wire(topology, limits.connections, limits.pool_wait_s)
-        self._lookup = script("lookup.lua")
+        self._hgets = HashGets(names)
+        self._shard_keys = [names.bucket_key(shard << (names.bucket_bits - 4)) for shard in range(SHARDS)]
         self._merge = script("merge.lua")
         self._caps = (MAX_ENTRY, MAX_COUNT, BUCKET_FIELDS)
 
-    def _key(self, bucket: int) -> bytes:
-        return self._prefixes[self._names.shard_of(bucket)] + b"%x" % bucket + self._names.suffix
-
     def lookup(self, contexts: Sequence[Ints], deadline_s: float) -> list[list[Continuation]]:
-        """See :class:`NgramStore`; one script call for each shard concerned, all in one round trip."""
+        """See :class:`NgramStore`; one HGET a context and level, all in one round trip."""
         if not contexts:
             return []
         places = layout.places(contexts, self._names.bucket_bits)
-        buckets = places.buckets.tolist()
-        by_shard: dict[int, list[int]] = {}
-        for i, bucket in enumerate(buckets):
-            by_shard.setdefault(self._names.shard_of(bucket), []).append(i)
-        entries: list[bytes | None] = [None] * len(buckets)
-        commands = [
-            self._call_of(
-                self._lookup.digest, [self._key(buckets[i]) for i in group], [places.fields[i] for i in group]
-            )
-            for group in by_shard.values()
-        ]
-        replies = self._wire.call(commands, self._lookup, deadline_s)
-        for group, reply in zip(by_shard.values(), replies, strict=True):
-            for i, entry in zip(group, reply, strict=True):
-                entries[i] = entry
-        return layout.longest(contexts, places.since, entries)
-
-    def _call_of(self, digest: bytes, keys: Sequence[bytes], arguments: Sequence[Any]) -> tuple[bytes, Command]:
-        return keys[0], (b"EVALSHA", digest, len(keys), *keys, *arguments)
+        commands = self._hgets.packed(places.buckets, places.fields)
+        replies = self._wire.pipeline(self._hgets.shards(places.buckets), self._shard_keys, commands, deadline_s)
+        # a reply that is no bytes is an error: something else lies under the bucket's name
+        return layout.longest(places, [reply if isinstance(reply, bytes) else None for reply in replies])
 
     def learn(self, runs: Sequence[Ints], weight: int = 1) -> None:
         """See :class:`NgramStore`; in many small commands, so that lookups of others pass between them."""
@@ -73,14 +56,14 @@ class RedisStore:
             self._write(batch)
         count = sum(map(len, runs))
         meta = self._names.meta
-        self._wire.call([(meta, (b"HINCRBY", meta, b"tokens", count))], None, self._limits.write_s)
+        self._wire.stream([(meta, (b"HINCRBY", meta, b"tokens", count))], None, self._limits.write_s)
 
     def _write(self, parts: Sequence[Part]) -> None:
-        for group in self._groups(parts):
-            call = self._call_of(
-                self._merge.digest, [self._key(part.bucket) for part in group], [*(p.data for p in group), *self._caps]
-            )
-            self._wire.call([call], self._merge, self._limits.write_s)
+        self._wire.stream(map(self._merge_of, self._groups(parts)), self._merge, self._limits.write_s)
+
+    def _merge_of(self, group: Sequence[Part]) -> tuple[bytes, Command]:
+        keys = [self._names.bucket_key(part.bucket) for part in group]
+        return keys[0], (b"EVALSHA", self._merge.digest, len(keys), *keys, *(part.data for part in group), *self._caps)
 
     def _groups(self, parts: Sequence[Part]) -> Iterator[list[Part]]:
         """Neighbours of one shard, about as many as one command should hold."""
@@ -106,7 +89,7 @@ class RedisStore:
             measured += sum(size or 0 for size in self._ask(pool, [(b"MEMORY", b"USAGE", key) for key in sample]))
             sampled += len(sample)
         meta = self._names.meta
-        (tokens,) = self._wire.call([(meta, (b"HGET", meta, b"tokens"))], None, self._limits.write_s)
+        (tokens,) = self._ask(self._wire.topology.pool_of(meta), [(b"HGET", meta, b"tokens")])
         return StoreStats(
             namespace=self._names.namespace,
             fingerprint=self._names.fingerprint,
