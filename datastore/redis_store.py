@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from datastore import layout
-from datastore.hash_gets import HashGets
 from datastore.kernels import MAX_COUNT, MAX_ENTRY
 from datastore.keys import SCHEMA, SHARDS, KeyNames, every_schema, namespace_of
 from datastore.layout import Part
 from datastore.levels import REACH
 from datastore.limits import BUCKET_FIELDS, Limits
+from datastore.packer import LookupPacker
 from datastore.records import pack_record, unpack_record
 from datastore.scripts import script
 from datastore.store import Continuation, Ints, StoreStats
 from datastore.topology import Pool, Topology
-from datastore.wire import Command, Wire
+from datastore.wire import Call, Command, Wire
 
 _COMMAND_ENTRIES = 96
 """Entries of one merge, about: the server does nothing else meanwhile, and lookups wait."""
@@ -35,20 +38,33 @@ class RedisStore:
         self._names = names
         self._limits = limits
         self._wire = Wire(topology, limits.connections, limits.pool_wait_s)
-        self._hgets = HashGets(names)
+        self._lookup = script("lookup.lua")
+        self._packer = LookupPacker(names, self._lookup.digest)
         self._shard_keys = [names.bucket_key(shard << (names.bucket_bits - 4)) for shard in range(SHARDS)]
         self._merge = script("merge.lua")
         self._caps = (MAX_ENTRY, MAX_COUNT, BUCKET_FIELDS)
 
     def lookup(self, contexts: Sequence[Ints], deadline_s: float) -> list[list[Continuation]]:
-        """See :class:`NgramStore`; one HGET a context and level, all in one round trip."""
+        """See :class:`NgramStore`; one script call, or one a shard in a cluster, all in one round trip."""
         if not contexts:
             return []
         places = layout.places(contexts, self._names.bucket_bits)
-        commands = self._hgets.packed(places.buckets, places.fields)
-        replies = self._wire.pipeline(self._hgets.shards(places.buckets), self._shard_keys, commands, deadline_s)
-        # a reply that is no bytes is an error: something else lies under the bucket's name
-        return layout.longest(places, [reply if isinstance(reply, bytes) else None for reply in replies])
+        packer = self._packer
+        entries: list[bytes | None] = [None] * len(places.buckets)
+        calls = [
+            Call(self._shard_keys[shard], packer.packed(places.buckets[rows], places.fields[rows]), rows)
+            for shard, rows in self._groups_of(packer.shards(places.buckets))
+        ]
+        for call, reply in zip(calls, self._wire.ask(calls, self._lookup, deadline_s), strict=True):
+            for i, entry in zip(call.rows.tolist(), reply, strict=True):
+                entries[i] = entry
+        return layout.longest(places, entries)
+
+    def _groups_of(self, shards: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+        """A shard, and the rows that may be asked together with it."""
+        if not self._wire.topology.by_slot:
+            return [(0, np.arange(len(shards)))]
+        return [(shard, np.flatnonzero(shards == shard)) for shard in np.unique(shards).tolist()]
 
     def learn(self, runs: Sequence[Ints], weight: int = 1) -> None:
         """See :class:`NgramStore`; in many small commands, so that lookups of others pass between them."""

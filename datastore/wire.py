@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import redis
@@ -27,6 +27,14 @@ _WINDOW = 2
 """Commands of one stream that a server has at once. More would keep it from others' lookups for longer."""
 
 
+class Call(NamedTuple):
+    """A packed script call, a key that says where to send it, and which rows of the question it asks (int64 [n])."""
+
+    key: bytes
+    packed: bytes
+    rows: NDArray[np.int64]
+
+
 class Wire:
     """Sends batches of commands, each batch in one round trip to each server concerned.
 
@@ -38,37 +46,35 @@ class Wire:
         self._free = threading.BoundedSemaphore(connections)
         self._pool_wait_s = pool_wait_s
 
-    def pipeline(
-        self, shards: NDArray[np.int64], shard_keys: Sequence[bytes], commands: NDArray[np.uint8], deadline_s: float
-    ) -> list[Any]:
-        """Replies to packed ``commands`` (uint8 [n, length]), each sent to the server of its shard; errors among them.
-
-        ``shards`` int64 [n]; ``shard_keys`` a key of each shard.
+    def ask(self, calls: Sequence[Call], script: Script, deadline_s: float) -> list[Any]:
+        """Replies to calls of ``script``, which a server that lacks it is taught.
 
         Raises:
             StoreTimeoutError, StoreUnavailableError: a server did not answer whole, or is no longer the one to ask.
         """
         end = time.monotonic() + deadline_s
-        replies: list[Any] = [None] * len(commands)
+        replies: list[Any] = [None] * len(calls)
         with self._translated():
-            routes = self._routes(shards, shard_keys)
-            with self._connections([pool for pool, _ in routes], end) as connections:
-                for connection, (_, rows) in zip(connections, routes, strict=True):
-                    connection.send_packed_command([commands[rows].tobytes()], check_health=False)
-                for connection, (_, rows) in zip(connections, routes, strict=True):
-                    for i, reply in zip(rows.tolist(), _receive(connection, len(rows), end), strict=True):
+            routes: dict[int, tuple[Pool, list[int]]] = {}
+            for i, call in enumerate(calls):
+                pool = self.topology.pool_of(call.key)
+                routes.setdefault(id(pool), (pool, []))[1].append(i)
+            with self._connections([pool for pool, _ in routes.values()], end) as connections:
+                sent = [(one, places) for one, (_, places) in zip(connections, routes.values(), strict=True)]
+                for connection, places in sent:
+                    _send_packed(connection, [calls[i].packed for i in places])
+                for connection, places in sent:
+                    for i, reply in zip(places, _receive(connection, len(places), end), strict=True):
                         replies[i] = reply
-            _raise_first(reply for reply in replies if isinstance(reply, redis.ResponseError) and _is_stale(reply))
+                for connection, places in sent:
+                    lacking = [i for i in places if isinstance(replies[i], NoScriptError)]
+                    if lacking:
+                        load = b"".join(connection.pack_command(b"SCRIPT", b"LOAD", script.source))
+                        _send_packed(connection, [load, *(calls[i].packed for i in lacking)])
+                        for i, reply in zip(lacking, _receive(connection, len(lacking) + 1, end)[1:], strict=True):
+                            replies[i] = reply
+            _raise_first(replies)
         return replies
-
-    def _routes(self, shards: NDArray[np.int64], shard_keys: Sequence[bytes]) -> list[tuple[Pool, NDArray[np.int64]]]:
-        """Pools concerned, and the rows of each."""
-        pools = [self.topology.pool_of(key) for key in shard_keys]
-        distinct = list({id(pool): pool for pool in pools}.values())
-        if len(distinct) == 1:
-            return [(distinct[0], np.arange(len(shards)))]
-        numbers = np.array([next(i for i, one in enumerate(distinct) if one is pool) for pool in pools])[shards]
-        return [(pool, rows) for i, pool in enumerate(distinct) if len(rows := np.flatnonzero(numbers == i))]
 
     def stream(self, keyed: Iterable[tuple[bytes, Command]], script: Script | None, deadline_s: float) -> None:
         """Send commands one behind the other, each to the server of its key, and wait for all of them.
@@ -139,9 +145,10 @@ def _raise_first(replies: Iterable[Any]) -> None:
 
 
 def _send(connection: Any, commands: Sequence[Command]) -> None:
-    packed: list[Any] = []
-    for command in commands:
-        packed += connection.pack_command(*command)
+    _send_packed(connection, [part for command in commands for part in connection.pack_command(*command)])
+
+
+def _send_packed(connection: Any, packed: Sequence[bytes]) -> None:
     connection.send_packed_command([b"".join(packed)], check_health=False)
 
 
