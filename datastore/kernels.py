@@ -255,3 +255,78 @@ def pack(
         entries[used - 1] += 1
         i = j
     return out[:at], buckets[:used], ends[:used], entries[:used]
+
+
+@_njit
+def _put_continuations(
+    entry: Bytes, decided: Ints, out: Ints, at: int, lengths: Ints, counts: Ints, size: int
+) -> tuple[int, int]:
+    """Decode those records of an entry that begin with ``decided``, without these tokens.
+
+    ``out`` from ``at`` takes the tokens, ``lengths`` and ``counts`` from ``size`` on one number a record. Returns both,
+    moved on; unmoved if the entry is not sound, or nothing begins so.
+    """
+    first_at, first_size, i = at, size, 0
+    if len(entry) > MAX_ENTRY:
+        return at, size
+    while i + _HEAD < len(entry):
+        count, end = entry[i], i + _HEAD + entry[i + 1]
+        if count == 0 or end > len(entry):
+            break
+        i += _HEAD
+        start, seen, value, shift = at, 0, 0, 0
+        while i < end and value >> 31 == 0:
+            value |= (entry[i] & 127) << shift
+            shift += 7
+            if entry[i] < 128:
+                if seen < len(decided):
+                    if value != decided[seen]:
+                        break
+                else:
+                    out[at] = value
+                    at += 1
+                seen, value, shift = seen + 1, 0, 0
+            i += 1
+        if i == end and at > start:
+            lengths[size], counts[size] = at - start, count
+            size += 1
+        else:
+            at = start
+        i = end
+    if i != len(entry):
+        return first_at, first_size
+    return at, size
+
+
+@_njit
+def longest(
+    data: Bytes, entry_ends: Ints, tokens: Ints, ends: Ints, since: Ints, levels: Ints
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Continuations of the longest known suffix of each text.
+
+    ``data`` holds the entries found, text by text, level by level, each up to its ``entry_ends``; the rest is as in
+    :func:`tail_keys`. Returns for all continuations their tokens, lengths and counts, and for each text how many it has
+    and how many tokens these matched.
+    """
+    out = np.empty(len(ends) * MAX_ENTRY, np.int32)
+    lengths, counts = np.empty(len(ends) * MAX_ENTRY, np.int32), np.empty(len(ends) * MAX_ENTRY, np.int32)
+    found, matched = np.zeros(len(ends), np.int32), np.zeros(len(ends), np.int32)
+    at, size = 0, 0
+    for text in range(len(ends)):
+        before = size
+        limit = 1 << 30
+        while size == before:
+            best, reach = -1, 0
+            for level in range(len(levels)):
+                reached = levels[level, CONTEXT] + since[text, level]
+                if since[text, level] >= 0 and reach < reached < limit:
+                    best, reach = level, reached
+            if best < 0:
+                break
+            limit = reach
+            place = text * len(levels) + best
+            entry = data[entry_ends[place - 1] if place > 0 else 0 : entry_ends[place]]
+            decided = tokens[ends[text] - since[text, best] : ends[text]]
+            at, size = _put_continuations(entry, decided, out, at, lengths, counts, size)
+        found[text], matched[text] = size - before, limit
+    return out[:at], lengths[:size], counts[:size], found, matched

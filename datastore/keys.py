@@ -4,9 +4,9 @@
     ng1:{<fingerprint>:<namespace>}:meta               hash   counters of the namespace
     ng1:{<fingerprint>:<namespace>}:files              hash   identity of a file -> how far it was learned (ingest.py)
 
-1 is the schema's version, <fingerprint> the tokenizer's, <shard> one hexadecimal digit, <bucket> the bucket's number
-followed by "/" and how many there are, both hexadecimal. The part in braces is all that Redis Cluster looks at: a
-namespace lies on 16 slots, and a script may touch any buckets of one shard.
+1 is the schema's version, <fingerprint> the tokenizer's, <shard> one hexadecimal digit, <bucket> the bucket's number in
+as many hexadecimal digits as the highest needs, "/", and how many buckets there are, in hexadecimal. The part in braces
+is all that Redis Cluster looks at: a namespace lies on 16 slots, and a script may touch any buckets of one shard.
 """
 
 from __future__ import annotations
@@ -46,22 +46,19 @@ class KeyNames(NamedTuple):
         """What SCAN matches to walk the buckets of this namespace and tokenizer, of this many buckets."""
         return f"ng{SCHEMA}:{{{self.fingerprint}:{self.namespace}:?}}:*/{1 << self.bucket_bits:x}"
 
-    def prefixes(self) -> list[bytes]:
-        """What a bucket's key starts with, by shard."""
-        return [f"ng{SCHEMA}:{{{self.fingerprint}:{self.namespace}:{shard:x}}}:".encode() for shard in range(SHARDS)]
-
     @property
-    def suffix(self) -> bytes:
-        """What a bucket's key ends with."""
-        return f"/{1 << self.bucket_bits:x}".encode()
+    def digits(self) -> int:
+        """Hexadecimal digits of a bucket's number."""
+        return (self.bucket_bits + 3) // 4
 
     def shard_of(self, bucket: int) -> int:
         """Neighbouring buckets share a shard, so that what is sorted by bucket is sorted by shard too."""
         return bucket >> (self.bucket_bits - 4)
 
     def bucket_key(self, bucket: int) -> bytes:
-        """Key of one bucket."""
-        return self.prefixes()[self.shard_of(bucket)] + b"%x" % bucket + self.suffix
+        """Key of one bucket; all are of one length."""
+        tag = f"{self.fingerprint}:{self.namespace}:{self.shard_of(bucket):x}"
+        return f"ng{SCHEMA}:{{{tag}}}:{bucket:0{self.digits}x}/{1 << self.bucket_bits:x}".encode()
 
 
 def checked(namespace: str, fingerprint: str, bucket_bits: int) -> KeyNames:

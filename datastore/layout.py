@@ -8,25 +8,28 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from datastore import codec, kernels
-from datastore.levels import LEVELS, as_array
+from datastore import kernels
+from datastore.levels import as_array
 from datastore.store import Continuation, Ints
 
 _LEVELS = as_array()
-_BATCH_TOKENS = 1 << 17
+_BATCH_TOKENS = 1 << 19
 
 
 class Places(NamedTuple):
     """Where a batch of contexts is looked up, context by context, the levels of each in the order of ``LEVELS``.
 
     buckets  int64 [contexts * levels]
-    fields   the field in that bucket
+    fields   uint8 [contexts * levels, FIELD_BYTES]: the field in that bucket
     since    int32 [contexts, levels]: tokens decided since the stored context; -1: too short for this level
+    tokens, ends  the contexts one after another, and where each ends
     """
 
     buckets: NDArray[np.int64]
-    fields: list[bytes]
+    fields: NDArray[np.uint8]
     since: Ints
+    tokens: Ints
+    ends: Ints
 
 
 class Part(NamedTuple):
@@ -42,40 +45,31 @@ def places(contexts: Sequence[Ints], bucket_bits: int) -> Places:
     tokens, ends = _joined(contexts)
     hashes, since = kernels.tail_keys(tokens, ends, _LEVELS)
     flat = hashes.reshape(-1)
-    fields = flat.astype("<u4").tobytes()
-    size = kernels.FIELD_BYTES
     return Places(
         (flat >> np.uint64(64 - bucket_bits)).astype(np.int64),
-        [fields[i : i + size] for i in range(0, len(fields), size)],
+        flat.astype("<u8").view(np.uint8).reshape(-1, 8)[:, : kernels.FIELD_BYTES],
         since,
+        tokens,
+        ends,
     )
 
 
-def longest(contexts: Sequence[Ints], since: Ints, entries: Sequence[bytes | None]) -> list[list[Continuation]]:
-    """What the ``entries`` found at the :func:`places` of ``contexts`` say of the longest known suffix of each."""
-    found: list[list[Continuation]] = []
-    width = len(LEVELS)
-    for i, context in enumerate(contexts):
-        best: list[Continuation] = []
-        reached = 0
-        for j, level in enumerate(LEVELS):
-            entry, decided = entries[i * width + j], int(since[i, j])
-            if entry and decided >= 0 and level.context + decided > reached:
-                found_here = _continuations(entry, context[len(context) - decided :], level.context + decided)
-                if found_here:
-                    best, reached = found_here, level.context + decided
-        found.append(best)
-    return found
-
-
-def _continuations(entry: bytes, decided: Ints, matched: int) -> list[Continuation]:
-    """Of an entry, what begins with the ``decided`` tokens, without them."""
-    start = codec.encode(decided.tolist())
-    return [
-        Continuation(tokens, record.seen, matched)
-        for record in codec.unpack(entry)
-        if record.tokens.startswith(start) and (tokens := codec.decode(record.tokens[len(start) :]))
-    ]
+def longest(places: Places, entries: Sequence[bytes | None]) -> list[list[Continuation]]:
+    """What the ``entries`` found at ``places`` say of the longest known suffix of each context."""
+    data = np.frombuffer(b"".join([entry or b"" for entry in entries]), np.uint8)
+    entry_ends = np.cumsum([len(entry or b"") for entry in entries], dtype=np.int32)
+    columns = kernels.longest(data, entry_ends, places.tokens, places.ends, places.since, _LEVELS)
+    tokens, lengths, counts, found, matched = (column.tolist() for column in columns)
+    answers: list[list[Continuation]] = []
+    at = i = 0
+    for size, reach in zip(found, matched, strict=True):
+        answer = []
+        for length, count in zip(lengths[i : i + size], counts[i : i + size], strict=True):
+            answer.append(Continuation(tuple(tokens[at : at + length]), count, reach))
+            at += length
+        i += size
+        answers.append(answer)
+    return answers
 
 
 def parts(runs: Sequence[Ints], weight: int, bucket_bits: int) -> Iterator[list[Part]]:

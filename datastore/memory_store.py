@@ -34,10 +34,10 @@ class MemoryStore:
         places = layout.places(contexts, self._bits)
         with self._lock:
             entries = [
-                self._buckets.get(bucket, {}).get(field)
+                self._buckets.get(bucket, {}).get(field.tobytes())
                 for bucket, field in zip(places.buckets.tolist(), places.fields, strict=True)
             ]
-        return layout.longest(contexts, places.since, entries)
+        return layout.longest(places, entries)
 
     def learn(self, runs: Sequence[Ints], weight: int = 1) -> None:
         """See :class:`NgramStore`."""

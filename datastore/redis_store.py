@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from datastore import layout
 from datastore.kernels import MAX_COUNT, MAX_ENTRY
-from datastore.keys import SCHEMA, KeyNames, every_schema, namespace_of
+from datastore.keys import SCHEMA, SHARDS, KeyNames, every_schema, namespace_of
 from datastore.layout import Part
 from datastore.levels import REACH
 from datastore.limits import BUCKET_FIELDS, Limits
+from datastore.packer import LookupPacker
 from datastore.records import pack_record, unpack_record
 from datastore.scripts import script
 from datastore.store import Continuation, Ints, StoreStats
 from datastore.topology import Pool, Topology
-from datastore.wire import Command, Wire
+from datastore.wire import Call, Command, Wire
 
 _COMMAND_ENTRIES = 96
 """Entries of one merge, about: the server does nothing else meanwhile, and lookups wait."""
@@ -33,39 +37,34 @@ class RedisStore:
     def __init__(self, topology: Topology, names: KeyNames, limits: Limits) -> None:
         self._names = names
         self._limits = limits
-        self._prefixes = names.prefixes()
         self._wire = Wire(topology, limits.connections, limits.pool_wait_s)
         self._lookup = script("lookup.lua")
+        self._packer = LookupPacker(names, self._lookup.digest)
+        self._shard_keys = [names.bucket_key(shard << (names.bucket_bits - 4)) for shard in range(SHARDS)]
         self._merge = script("merge.lua")
         self._caps = (MAX_ENTRY, MAX_COUNT, BUCKET_FIELDS)
 
-    def _key(self, bucket: int) -> bytes:
-        return self._prefixes[self._names.shard_of(bucket)] + b"%x" % bucket + self._names.suffix
-
     def lookup(self, contexts: Sequence[Ints], deadline_s: float) -> list[list[Continuation]]:
-        """See :class:`NgramStore`; one script call for each shard concerned, all in one round trip."""
+        """See :class:`NgramStore`; one script call, or one a shard in a cluster, all in one round trip."""
         if not contexts:
             return []
         places = layout.places(contexts, self._names.bucket_bits)
-        buckets = places.buckets.tolist()
-        by_shard: dict[int, list[int]] = {}
-        for i, bucket in enumerate(buckets):
-            by_shard.setdefault(self._names.shard_of(bucket), []).append(i)
-        entries: list[bytes | None] = [None] * len(buckets)
-        commands = [
-            self._call_of(
-                self._lookup.digest, [self._key(buckets[i]) for i in group], [places.fields[i] for i in group]
-            )
-            for group in by_shard.values()
+        packer = self._packer
+        entries: list[bytes | None] = [None] * len(places.buckets)
+        calls = [
+            Call(self._shard_keys[shard], packer.packed(places.buckets[rows], places.fields[rows]), rows)
+            for shard, rows in self._groups_of(packer.shards(places.buckets))
         ]
-        replies = self._wire.call(commands, self._lookup, deadline_s)
-        for group, reply in zip(by_shard.values(), replies, strict=True):
-            for i, entry in zip(group, reply, strict=True):
+        for call, reply in zip(calls, self._wire.ask(calls, self._lookup, deadline_s), strict=True):
+            for i, entry in zip(call.rows.tolist(), reply, strict=True):
                 entries[i] = entry
-        return layout.longest(contexts, places.since, entries)
+        return layout.longest(places, entries)
 
-    def _call_of(self, digest: bytes, keys: Sequence[bytes], arguments: Sequence[Any]) -> tuple[bytes, Command]:
-        return keys[0], (b"EVALSHA", digest, len(keys), *keys, *arguments)
+    def _groups_of(self, shards: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+        """A shard, and the rows that may be asked together with it."""
+        if not self._wire.topology.by_slot:
+            return [(0, np.arange(len(shards)))]
+        return [(shard, np.flatnonzero(shards == shard)) for shard in np.unique(shards).tolist()]
 
     def learn(self, runs: Sequence[Ints], weight: int = 1) -> None:
         """See :class:`NgramStore`; in many small commands, so that lookups of others pass between them."""
@@ -73,14 +72,14 @@ class RedisStore:
             self._write(batch)
         count = sum(map(len, runs))
         meta = self._names.meta
-        self._wire.call([(meta, (b"HINCRBY", meta, b"tokens", count))], None, self._limits.write_s)
+        self._wire.stream([(meta, (b"HINCRBY", meta, b"tokens", count))], None, self._limits.write_s)
 
     def _write(self, parts: Sequence[Part]) -> None:
-        for group in self._groups(parts):
-            call = self._call_of(
-                self._merge.digest, [self._key(part.bucket) for part in group], [*(p.data for p in group), *self._caps]
-            )
-            self._wire.call([call], self._merge, self._limits.write_s)
+        self._wire.stream(map(self._merge_of, self._groups(parts)), self._merge, self._limits.write_s)
+
+    def _merge_of(self, group: Sequence[Part]) -> tuple[bytes, Command]:
+        keys = [self._names.bucket_key(part.bucket) for part in group]
+        return keys[0], (b"EVALSHA", self._merge.digest, len(keys), *keys, *(part.data for part in group), *self._caps)
 
     def _groups(self, parts: Sequence[Part]) -> Iterator[list[Part]]:
         """Neighbours of one shard, about as many as one command should hold."""
@@ -117,7 +116,7 @@ class RedisStore:
             measured += sum(size or 0 for size in self._ask(pool, [(b"MEMORY", b"USAGE", key) for key in sample]))
             sampled += len(sample)
         meta = self._names.meta
-        (tokens,) = self._wire.call([(meta, (b"HGET", meta, b"tokens"))], None, self._limits.write_s)
+        (tokens,) = self._ask(self._wire.topology.pool_of(meta), [(b"HGET", meta, b"tokens")])
         return StoreStats(
             namespace=self._names.namespace,
             fingerprint=self._names.fingerprint,

@@ -13,7 +13,12 @@ Pool = Any
 
 
 class Topology(Protocol):
-    """Finds the pool of connections for a key, and forgets what it knows when that turns out wrong."""
+    """Finds the pool of connections for a key, and forgets what it knows when that turns out wrong.
+
+    ``by_slot``: a script may only touch keys of one slot.
+    """
+
+    by_slot: bool
 
     def pool_of(self, key: bytes) -> Pool:
         """Connections to the server that holds ``key``. Raises redis' errors where there is none."""
@@ -34,6 +39,8 @@ class Topology(Protocol):
 
 class OneServer:
     """A single server, or the one that Sentinel names: its pool asks anew for each connection it makes."""
+
+    by_slot = False
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -57,6 +64,8 @@ class OneServer:
 
 class Cluster:
     """The masters of a cluster. Its map of slots is fetched on first use, and again after :meth:`forget`."""
+
+    by_slot = True
 
     def __init__(self, connect: Callable[[], RedisCluster]) -> None:
         self._connect = connect

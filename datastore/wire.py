@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
+import numpy as np
 import redis
+from numpy.typing import NDArray
 from redis.exceptions import NoScriptError
 
 from datastore.errors import StoreTimeoutError, StoreUnavailableError
@@ -19,6 +22,17 @@ Command = tuple[Any, ...]
 
 _STALE = ("READONLY", "MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN", "LOADING", "MASTERDOWN", "UNBLOCKED")
 """Replies of a server that is not, or no longer, the right one to ask."""
+
+_WINDOW = 2
+"""Commands of one stream that a server has at once. More would keep it from others' lookups for longer."""
+
+
+class Call(NamedTuple):
+    """A packed script call, a key that says where to send it, and which rows of the question it asks (int64 [n])."""
+
+    key: bytes
+    packed: bytes
+    rows: NDArray[np.int64]
 
 
 class Wire:
@@ -32,31 +46,49 @@ class Wire:
         self._free = threading.BoundedSemaphore(connections)
         self._pool_wait_s = pool_wait_s
 
-    def call(self, keyed: Sequence[tuple[bytes, Command]], script: Script | None, deadline_s: float) -> list[Any]:
-        """Replies to commands, each sent to the server of its key; the server is taught ``script`` if it lacks it.
+    def ask(self, calls: Sequence[Call], script: Script, deadline_s: float) -> list[Any]:
+        """Replies to calls of ``script``, which a server that lacks it is taught.
 
         Raises:
-            StoreTimeoutError, StoreUnavailableError: for the first command that failed.
+            StoreTimeoutError, StoreUnavailableError: a server did not answer whole, or is no longer the one to ask.
         """
         end = time.monotonic() + deadline_s
+        replies: list[Any] = [None] * len(calls)
         with self._translated():
-            groups: dict[int, tuple[Pool, list[int]]] = {}
-            for i, (key, _) in enumerate(keyed):
-                pool = self.topology.pool_of(key)
-                groups.setdefault(id(pool), (pool, []))[1].append(i)
-            replies: list[Any] = [None] * len(keyed)
-            with self._connections([pool for pool, _ in groups.values()], end) as connections:
-                sent = list(zip(connections, (places for _, places in groups.values()), strict=True))
+            routes: dict[int, tuple[Pool, list[int]]] = {}
+            for i, call in enumerate(calls):
+                pool = self.topology.pool_of(call.key)
+                routes.setdefault(id(pool), (pool, []))[1].append(i)
+            with self._connections([pool for pool, _ in routes.values()], end) as connections:
+                sent = [(one, places) for one, (_, places) in zip(connections, routes.values(), strict=True)]
                 for connection, places in sent:
-                    _send(connection, [keyed[i][1] for i in places])
+                    _send_packed(connection, [calls[i].packed for i in places])
                 for connection, places in sent:
-                    answers = _receive(connection, len(places), end)
-                    if script is not None and any(isinstance(one, NoScriptError) for one in answers):
-                        answers = _again(connection, script, [keyed[i][1] for i in places], answers, end)
-                    for i, answer in zip(places, answers, strict=True):
-                        replies[i] = answer
+                    for i, reply in zip(places, _receive(connection, len(places), end), strict=True):
+                        replies[i] = reply
+                for connection, places in sent:
+                    lacking = [i for i in places if isinstance(replies[i], NoScriptError)]
+                    if lacking:
+                        load = b"".join(connection.pack_command(b"SCRIPT", b"LOAD", script.source))
+                        _send_packed(connection, [load, *(calls[i].packed for i in lacking)])
+                        for i, reply in zip(lacking, _receive(connection, len(lacking) + 1, end)[1:], strict=True):
+                            replies[i] = reply
             _raise_first(replies)
         return replies
+
+    def stream(self, keyed: Iterable[tuple[bytes, Command]], script: Script | None, deadline_s: float) -> None:
+        """Send commands one behind the other, each to the server of its key, and wait for all of them.
+
+        The next is on its way while one is carried out. ``deadline_s`` is for each. A server is taught ``script`` if it
+        lacks it.
+
+        Raises:
+            StoreTimeoutError, StoreUnavailableError: for the first command that failed; those before it are done.
+        """
+        with self._translated():
+            for pool, group in groupby(keyed, lambda one: self.topology.pool_of(one[0])):
+                with self._connections([pool], time.monotonic() + deadline_s) as (connection,):
+                    _stream_to(connection, (command for _, command in group), script, deadline_s)
 
     def on(self, pool: Pool, commands: Sequence[Command], deadline_s: float) -> list[Any]:
         """Replies of the server behind ``pool``. Raises as :meth:`call` does."""
@@ -78,7 +110,7 @@ class Wire:
         except redis.TimeoutError as error:
             raise StoreTimeoutError(str(error)) from error
         except (redis.RedisError, OSError) as error:
-            if not isinstance(error, redis.ResponseError) or any(word in str(error) for word in _STALE):
+            if not isinstance(error, redis.ResponseError) or _is_stale(error):
                 self.topology.forget()
             raise StoreUnavailableError(str(error) or type(error).__name__) from error
 
@@ -102,16 +134,21 @@ class Wire:
             self._free.release()
 
 
-def _raise_first(replies: Sequence[Any]) -> None:
+def _is_stale(error: redis.RedisError) -> bool:
+    return any(word in str(error) for word in _STALE)
+
+
+def _raise_first(replies: Iterable[Any]) -> None:
     for reply in replies:
         if isinstance(reply, redis.ResponseError):
             raise reply
 
 
 def _send(connection: Any, commands: Sequence[Command]) -> None:
-    packed: list[Any] = []
-    for command in commands:
-        packed += connection.pack_command(*command)
+    _send_packed(connection, [part for command in commands for part in connection.pack_command(*command)])
+
+
+def _send_packed(connection: Any, packed: Sequence[bytes]) -> None:
     connection.send_packed_command([b"".join(packed)], check_health=False)
 
 
@@ -129,14 +166,24 @@ def _receive(connection: Any, count: int, end: float) -> list[Any]:
     return replies
 
 
-def _again(
-    connection: Any, script: Script, commands: Sequence[Command], answers: Sequence[Any], end: float
-) -> list[Any]:
-    """The answers, those that lacked the script asked for once more behind it."""
-    lacking = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-    _send(connection, [(b"SCRIPT", b"LOAD", script.source), *(commands[i] for i in lacking)])
-    repeated = _receive(connection, len(lacking) + 1, end)[1:]
-    result = list(answers)
-    for i, answer in zip(lacking, repeated, strict=True):
-        result[i] = answer
-    return result
+def _stream_to(connection: Any, commands: Iterator[Command], script: Script | None, deadline_s: float) -> None:
+    def receive() -> Any:
+        return _receive(connection, 1, time.monotonic() + deadline_s)[0]
+
+    first = next(commands)
+    _send(connection, [first])
+    reply = receive()
+    if script is not None and isinstance(reply, NoScriptError):
+        _send(connection, [(b"SCRIPT", b"LOAD", script.source), first])
+        _raise_first([receive()])
+        reply = receive()
+    _raise_first([reply])
+    under_way = 0
+    for command in commands:
+        _send(connection, [command])
+        under_way += 1
+        if under_way == _WINDOW:
+            _raise_first([receive()])
+            under_way -= 1
+    for _ in range(under_way):
+        _raise_first([receive()])

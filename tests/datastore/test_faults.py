@@ -150,7 +150,8 @@ def test_a_demoted_primary_refuses_writes_and_still_answers(client: Client, own_
 def test_a_failover_under_sentinel(client: Client, redis_pair: Pair) -> None:
     ours = client(f"redis+sentinel://127.0.0.1:{redis_pair.sentinel.port}/mymaster")
     works(ours)
-    redis_pair.sentinel.client().execute_command("SENTINEL", "FAILOVER", "mymaster")
+    sentinel = redis_pair.sentinel.client()
+    wait_for(lambda: bool(sentinel.execute_command("SENTINEL", "FAILOVER", "mymaster")), "a replica fit to promote")
     wait_for(lambda: redis_pair.replica.client().info("replication")["role"] == "master", "the failover")
 
     def written_to_the_new_one() -> bool:
