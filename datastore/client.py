@@ -144,8 +144,10 @@ class StoreClient:
         self._writer.put(tokens)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
-        """Write all that was learned; whether that was done within ``timeout_s`` seconds."""
-        return self._writer.flush(timeout_s)
+        """Write all that was learned; whether that was done within ``timeout_s`` seconds. Later lookups see it."""
+        done = self._writer.flush(timeout_s)
+        self._near.clear()
+        return done
 
     def stats(self) -> ClientStats:
         """What was counted since the client was made."""

@@ -39,6 +39,11 @@ class NearCache:
             self._held.move_to_end(key)
             return held[1]
 
+    def clear(self) -> None:
+        """Forget all answers."""
+        with self._lock:
+            self._held.clear()
+
     def put(self, key: bytes, answer: list[Continuation]) -> None:
         """Keep an answer; the least recently used makes room."""
         if self._size == 0:

@@ -98,13 +98,13 @@ class RedisStore:
     def read_marks(self) -> dict[str, str]:
         """See :class:`NgramStore`."""
         files = self._names.files
-        (flat,) = self._wire.call([(files, (b"HGETALL", files))], None, self._limits.write_s)
+        (flat,) = self._wire.at(files, [(b"HGETALL", files)], self._limits.write_s)
         return {name.decode(): mark.decode() for name, mark in zip(flat[::2], flat[1::2], strict=True)}
 
     def write_marks(self, marks: Mapping[str, str]) -> None:
         """See :class:`NgramStore`."""
         files, flat = self._names.files, [text for item in marks.items() for text in item]
-        self._wire.call([(files, (b"HSET", files, *flat))], None, self._limits.write_s)
+        self._wire.at(files, [(b"HSET", files, *flat)], self._limits.write_s)
 
     def stats(self) -> StoreStats:
         """See :class:`NgramStore`; memory is that of a sample of the keys times their number."""
@@ -116,7 +116,7 @@ class RedisStore:
             measured += sum(size or 0 for size in self._ask(pool, [(b"MEMORY", b"USAGE", key) for key in sample]))
             sampled += len(sample)
         meta = self._names.meta
-        (tokens,) = self._ask(self._wire.topology.pool_of(meta), [(b"HGET", meta, b"tokens")])
+        (tokens,) = self._wire.at(meta, [(b"HGET", meta, b"tokens")], self._limits.write_s)
         return StoreStats(
             namespace=self._names.namespace,
             fingerprint=self._names.fingerprint,
@@ -130,7 +130,7 @@ class RedisStore:
 
     def _evicted(self) -> int:
         total = 0
-        for pool in self._wire.topology.pools():
+        for pool in self._wire.pools():
             (reply,) = self._ask(pool, [(b"INFO", b"stats")])
             lines = dict(line.split(b":", 1) for line in reply.splitlines() if b":" in line)
             total += int(lines.get(b"evicted_keys", 0))
@@ -160,7 +160,7 @@ class RedisStore:
 
     def _scan(self, pattern: str) -> Iterator[tuple[Pool, list[bytes]]]:
         """Keys that match, server by server, page by page; one may come twice."""
-        for pool in self._wire.topology.pools():
+        for pool in self._wire.pools():
             cursor = b"0"
             while True:
                 ((cursor, found),) = self._ask(pool, [(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCAN)])

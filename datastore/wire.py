@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import redis
 from numpy.typing import NDArray
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, RedisClusterException
 
 from datastore.errors import StoreTimeoutError, StoreUnavailableError
 from datastore.scripts import Script
@@ -99,6 +99,17 @@ class Wire:
             _raise_first(replies)
         return replies
 
+    def pools(self) -> Sequence[Pool]:
+        """Connections to each server that holds keys, for :meth:`on`. Raises as :meth:`ask` does."""
+        with self._translated():
+            return self.topology.pools()
+
+    def at(self, key: bytes, commands: Sequence[Command], deadline_s: float) -> list[Any]:
+        """Replies of the server that holds ``key``. Raises as :meth:`ask` does."""
+        with self._translated():
+            pool = self.topology.pool_of(key)
+        return self.on(pool, commands, deadline_s)
+
     def close(self) -> None:
         """Close all connections."""
         self.topology.close()
@@ -109,7 +120,7 @@ class Wire:
             yield
         except redis.TimeoutError as error:
             raise StoreTimeoutError(str(error)) from error
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, RedisClusterException, OSError) as error:  # the second is none of the first
             if not isinstance(error, redis.ResponseError) or _is_stale(error):
                 self.topology.forget()
             raise StoreUnavailableError(str(error) or type(error).__name__) from error

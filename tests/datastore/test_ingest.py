@@ -12,7 +12,7 @@ from datastore.errors import StoreUnavailableError
 from datastore.fingerprint import fingerprint
 from datastore.ingest import DONE, Progress, ingest
 from datastore.memory_store import MemoryStore
-from datastore.reading import find_files
+from datastore.reading import SourceFile, find_files
 from datastore.store import Ints
 from tests.tiny import byte_tokenizer
 
@@ -185,7 +185,7 @@ def test_a_file_that_vanishes_is_told(
     files = find_files([str(corpus)])
     sizes = module._sizes
 
-    def vanish(files: Sequence[module.SourceFile]) -> list[int]:
+    def vanish(files: Sequence[SourceFile]) -> list[int]:
         found = sizes(files)
         files[0].path.unlink()
         return found

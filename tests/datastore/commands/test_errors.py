@@ -49,8 +49,11 @@ def test_a_mistake_is_one_sentence_and_exit_2(
 
 
 @pytest.mark.parametrize("command", [("stats",), ("lookup", "--text", "abc"), ("purge", "--yes"), ("ingest", __file__)])
-def test_a_server_that_is_not_there_is_one_sentence(datastore: Command, command: tuple[str, ...]) -> None:
-    url = f"redis://user:hunter2@127.0.0.1:{free_ports(1)[0]}"
+@pytest.mark.parametrize("scheme, path", [("redis", ""), ("redis+cluster", ""), ("redis+sentinel", "/mymaster")])
+def test_a_server_that_is_not_there_is_one_sentence(
+    datastore: Command, command: tuple[str, ...], scheme: str, path: str
+) -> None:
+    url = f"{scheme}://user:hunter2@127.0.0.1:{free_ports(1)[0]}{path}"
     done = datastore(*command, url=url, tokenizer=command[0] != "purge")
     assert done.code == 2 and done.err.startswith("error: ") and done.err.count("\n") == 1
     assert "hunter2" not in done.err

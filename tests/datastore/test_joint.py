@@ -13,7 +13,6 @@ from racer.store import open_source
 from tests.datastore.servers import Server
 from tests.tiny import byte_tokenizer
 
-pytest_plugins = ["tests.datastore.conftest"]
 SETTINGS = ["--dtype", "float32", "--device", "cpu", "--no-prior", "--cache-bytes", str(1 << 23), "--budget", "8"]
 
 
@@ -32,8 +31,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def bench(model: Path, questions: str, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, dict[str, int]]:
     """Accepted tokens by mode and source."""
     code = racer(
-        ["bench", "--model", str(model), *SETTINGS, "--data", questions, "--max-tokens", "48", "--json"]
-        + ["--drafts", "racer", "--source-deadline-ms", "2000", *options]
+        [
+            *("bench", "--model", str(model), *SETTINGS, "--data", questions, "--max-tokens", "48", "--json"),
+            *("--drafts", "racer", "--source-deadline-ms", "2000", *options),
+        ]
     )
     captured = capsys.readouterr()
     assert code == 0, captured.err
@@ -61,7 +62,11 @@ def test_a_store_warmed_in_one_process_serves_the_next(
 
 
 def test_a_corpus_taught_by_ingest_feeds_the_engine(
-    tiny_folder: Path, questions: str, redis_single: Server, namespace: str, tmp_path: Path,
+    tiny_folder: Path,
+    questions: str,
+    redis_single: Server,
+    namespace: str,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The corpus is what the model says: its own answers, as text."""
