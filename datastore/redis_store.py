@@ -72,7 +72,7 @@ class RedisStore:
             self._write(batch)
         count = sum(map(len, runs))
         meta = self._names.meta
-        self._wire.stream([(meta, (b"HINCRBY", meta, b"tokens", count))], None, self._limits.write_s)
+        self._wire.call(meta, (b"HINCRBY", meta, b"tokens", count), self._limits.write_s)
 
     def _write(self, parts: Sequence[Part]) -> None:
         self._wire.stream(map(self._merge_of, self._groups(parts)), self._merge, self._limits.write_s)
@@ -105,7 +105,7 @@ class RedisStore:
             measured += sum(size or 0 for size in self._ask(pool, [(b"MEMORY", b"USAGE", key) for key in sample]))
             sampled += len(sample)
         meta = self._names.meta
-        (tokens,) = self._ask(self._wire.topology.pool_of(meta), [(b"HGET", meta, b"tokens")])
+        tokens = self._wire.call(meta, (b"HGET", meta, b"tokens"), self._limits.write_s)
         return StoreStats(
             namespace=self._names.namespace,
             fingerprint=self._names.fingerprint,
@@ -119,7 +119,7 @@ class RedisStore:
 
     def _evicted(self) -> int:
         total = 0
-        for pool in self._wire.topology.pools():
+        for pool in self._wire.pools():
             (reply,) = self._ask(pool, [(b"INFO", b"stats")])
             lines = dict(line.split(b":", 1) for line in reply.splitlines() if b":" in line)
             total += int(lines.get(b"evicted_keys", 0))
@@ -149,7 +149,7 @@ class RedisStore:
 
     def _scan(self, pattern: str) -> Iterator[tuple[Pool, list[bytes]]]:
         """Keys that match, server by server, page by page; one may come twice."""
-        for pool in self._wire.topology.pools():
+        for pool in self._wire.pools():
             cursor = b"0"
             while True:
                 ((cursor, found),) = self._ask(pool, [(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCAN)])
