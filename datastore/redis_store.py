@@ -72,7 +72,7 @@ class RedisStore:
             self._write(batch)
         count = sum(map(len, runs))
         meta = self._names.meta
-        self._wire.stream([(meta, (b"HINCRBY", meta, b"tokens", count))], None, self._limits.write_s)
+        self._wire.call(meta, (b"HINCRBY", meta, b"tokens", count), self._limits.write_s)
 
     def _write(self, parts: Sequence[Part]) -> None:
         self._wire.stream(map(self._merge_of, self._groups(parts)), self._merge, self._limits.write_s)
@@ -98,13 +98,13 @@ class RedisStore:
     def read_marks(self) -> dict[str, str]:
         """See :class:`NgramStore`."""
         files = self._names.files
-        (flat,) = self._wire.at(files, [(b"HGETALL", files)], self._limits.write_s)
+        flat = self._wire.call(files, (b"HGETALL", files), self._limits.write_s)
         return {name.decode(): mark.decode() for name, mark in zip(flat[::2], flat[1::2], strict=True)}
 
     def write_marks(self, marks: Mapping[str, str]) -> None:
         """See :class:`NgramStore`."""
         files, flat = self._names.files, [text for item in marks.items() for text in item]
-        self._wire.at(files, [(b"HSET", files, *flat)], self._limits.write_s)
+        self._wire.call(files, (b"HSET", files, *flat), self._limits.write_s)
 
     def stats(self) -> StoreStats:
         """See :class:`NgramStore`; memory is that of a sample of the keys times their number."""
@@ -116,7 +116,7 @@ class RedisStore:
             measured += sum(size or 0 for size in self._ask(pool, [(b"MEMORY", b"USAGE", key) for key in sample]))
             sampled += len(sample)
         meta = self._names.meta
-        (tokens,) = self._wire.at(meta, [(b"HGET", meta, b"tokens")], self._limits.write_s)
+        tokens = self._wire.call(meta, (b"HGET", meta, b"tokens"), self._limits.write_s)
         return StoreStats(
             namespace=self._names.namespace,
             fingerprint=self._names.fingerprint,

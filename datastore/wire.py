@@ -60,23 +60,21 @@ class Wire:
                 pool = self.topology.pool_of(call.key)
                 routes.setdefault(id(pool), (pool, []))[1].append(i)
             with self._connections([pool for pool, _ in routes.values()], end) as connections:
-                sent = [(one, places) for one, (_, places) in zip(connections, routes.values(), strict=True)]
+                sent = list(zip(connections, (places for _, places in routes.values()), strict=True))
                 for connection, places in sent:
                     _send_packed(connection, [calls[i].packed for i in places])
                 for connection, places in sent:
-                    for i, reply in zip(places, _receive(connection, len(places), end), strict=True):
-                        replies[i] = reply
+                    _collect(connection, places, replies, end)
                 for connection, places in sent:
-                    lacking = [i for i in places if isinstance(replies[i], NoScriptError)]
-                    if lacking:
-                        load = b"".join(connection.pack_command(b"SCRIPT", b"LOAD", script.source))
-                        _send_packed(connection, [load, *(calls[i].packed for i in lacking)])
-                        for i, reply in zip(lacking, _receive(connection, len(lacking) + 1, end)[1:], strict=True):
-                            replies[i] = reply
+                    if lacking := [i for i in places if isinstance(replies[i], NoScriptError)]:
+                        load = connection.pack_command(b"SCRIPT", b"LOAD", script.source)
+                        _send_packed(connection, [*load, *(calls[i].packed for i in lacking)])
+                        _raise_first(_receive(connection, 1, end))
+                        _collect(connection, lacking, replies, end)
             _raise_first(replies)
         return replies
 
-    def stream(self, keyed: Iterable[tuple[bytes, Command]], script: Script | None, deadline_s: float) -> None:
+    def stream(self, keyed: Iterable[tuple[bytes, Command]], script: Script, deadline_s: float) -> None:
         """Send commands one behind the other, each to the server of its key, and wait for all of them.
 
         The next is on its way while one is carried out. ``deadline_s`` is for each. A server is taught ``script`` if it
@@ -91,7 +89,7 @@ class Wire:
                     _stream_to(connection, (command for _, command in group), script, deadline_s)
 
     def on(self, pool: Pool, commands: Sequence[Command], deadline_s: float) -> list[Any]:
-        """Replies of the server behind ``pool``. Raises as :meth:`call` does."""
+        """Replies of the server behind ``pool``. Raises as :meth:`ask` does."""
         end = time.monotonic() + deadline_s
         with self._translated(), self._connections([pool], end) as (connection,):
             _send(connection, commands)
@@ -99,16 +97,16 @@ class Wire:
             _raise_first(replies)
         return replies
 
-    def pools(self) -> Sequence[Pool]:
-        """Connections to each server that holds keys, for :meth:`on`. Raises as :meth:`ask` does."""
-        with self._translated():
-            return self.topology.pools()
-
-    def at(self, key: bytes, commands: Sequence[Command], deadline_s: float) -> list[Any]:
-        """Replies of the server that holds ``key``. Raises as :meth:`ask` does."""
+    def call(self, key: bytes, command: Command, deadline_s: float) -> Any:
+        """Reply of the server that holds ``key``. Raises as :meth:`ask` does."""
         with self._translated():
             pool = self.topology.pool_of(key)
-        return self.on(pool, commands, deadline_s)
+        return self.on(pool, [command], deadline_s)[0]
+
+    def pools(self) -> Sequence[Pool]:
+        """One for each server that holds keys. Raises as :meth:`ask` does."""
+        with self._translated():
+            return self.topology.pools()
 
     def close(self) -> None:
         """Close all connections."""
@@ -120,7 +118,7 @@ class Wire:
             yield
         except redis.TimeoutError as error:
             raise StoreTimeoutError(str(error)) from error
-        except (redis.RedisError, RedisClusterException, OSError) as error:  # the second is none of the first
+        except (redis.RedisError, RedisClusterException, OSError) as error:
             if not isinstance(error, redis.ResponseError) or _is_stale(error):
                 self.topology.forget()
             raise StoreUnavailableError(str(error) or type(error).__name__) from error
@@ -177,14 +175,19 @@ def _receive(connection: Any, count: int, end: float) -> list[Any]:
     return replies
 
 
-def _stream_to(connection: Any, commands: Iterator[Command], script: Script | None, deadline_s: float) -> None:
+def _collect(connection: Any, places: Sequence[int], replies: list[Any], end: float) -> None:
+    for place, reply in zip(places, _receive(connection, len(places), end), strict=True):
+        replies[place] = reply
+
+
+def _stream_to(connection: Any, commands: Iterator[Command], script: Script, deadline_s: float) -> None:
     def receive() -> Any:
         return _receive(connection, 1, time.monotonic() + deadline_s)[0]
 
     first = next(commands)
     _send(connection, [first])
     reply = receive()
-    if script is not None and isinstance(reply, NoScriptError):
+    if isinstance(reply, NoScriptError):
         _send(connection, [(b"SCRIPT", b"LOAD", script.source), first])
         _raise_first([receive()])
         reply = receive()

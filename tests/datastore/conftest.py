@@ -63,18 +63,25 @@ def redis_acl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.kill()
 
 
-@pytest.fixture(scope="session")
-def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+@contextmanager
+def cluster(folder: Path) -> Generator[list[Server]]:
     """Three masters, a third of the slots each."""
-    folder = tmp_path_factory.mktemp("cluster")
     options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
     nodes = [Server(folder / str(port), port, *options) for port in free_ports(3)]
-    for node in nodes:
-        node.start()
-    join_cluster(nodes)
-    yield nodes
-    for node in nodes:
-        node.kill()
+    try:
+        for node in nodes:
+            node.start()
+        join_cluster(nodes)
+        yield nodes
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as nodes:
+        yield nodes
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from datastore.client import ClientConfig, StoreClient
 from datastore.connect import open_store
 from datastore.errors import StoreTimeoutError, StoreUnavailableError
 from datastore.limits import Limits
-from tests.datastore.conftest import Pair
+from tests.datastore.conftest import Pair, cluster
 from tests.datastore.proxy import slow_proxy
 from tests.datastore.servers import Server, wait_for
 
@@ -323,3 +324,43 @@ def test_redis_own_retries_do_not_stretch_a_question(own_redis: OwnRedis) -> Non
     assert time.monotonic() - start < 2.0
     assert isinstance(raised.value.__cause__, redis.ConnectionError)
     store.close()
+
+
+def test_scripts_that_the_server_has_lost_are_loaded_again(own_redis: OwnRedis) -> None:
+    server = own_redis()
+    store = open_store(server.url, namespace="scripts", fingerprint="abcd", limits=LIMITS)
+    for start in (0, 1000):
+        server.client().script_flush()
+        store.learn([TEXT + start])
+        server.client().script_flush()
+        assert store.lookup([TEXT[:50] + start], 5.0)[0][0].tokens[0] == 150 + start
+    assert store.stats().tokens_learned == 2 * len(TEXT)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/x"]
+)
+def test_every_question_to_nobody_is_the_same_kind_of_error(url: str) -> None:
+    store = open_store(url, namespace="nobody", fingerprint="abcd", limits=LIMITS)
+    for question in (store.stats, store.purge, lambda: store.learn([TEXT]), lambda: store.lookup([TEXT], 1.0)):
+        with pytest.raises(StoreUnavailableError):
+            question()
+    store.close()
+
+
+def test_a_master_of_a_cluster_dies(client: Client, tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        ours = client("redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes))
+        works(ours)
+        nodes[2].kill()
+        gives_up(ours)
+        assert ours.stats().failed.keys() <= {"StoreUnavailableError", "StoreTimeoutError"}
+        nodes[2].start()
+
+        def learned_anew() -> bool:
+            ours.learn(TEXT)
+            ours.flush()
+            return ask(ours)
+
+        wait_for(learned_anew, "the cluster to work again")
