@@ -13,8 +13,10 @@ INSTALLED := $(VENV)/.installed
 LOG := $(VENV)/setup.log
 
 PROMPT ?= Write a Python function that checks whether a number is prime, and explain how it works.
+# The n-gram store that `make run` drafts from and teaches: a URL, `embedded:` for a server of its own, or nothing.
+STORE ?= embedded:
 ARGS ?=
-export PROMPT DATA
+export PROMPT DATA STORE
 
 # Threads spin briefly while they wait, not long: ten times faster where other programs run too (docs/log.md).
 export GOMP_SPINCOUNT ?= 30000
@@ -38,7 +40,7 @@ setup: $(INSTALLED) ## Install the dependencies into .venv and prepare the demo 
 	@$(PY) -m racer.model.demo >/dev/null
 
 run: setup ## Decode PROMPT="..." with the demo model, accepted draft tokens coloured
-	@$(PY) -m racer run --prompt "$$PROMPT" $(ARGS)
+	@$(PY) -m racer run --prompt "$$PROMPT" $${STORE:+--store "$$STORE"} $(ARGS)
 
 test: setup ## Run the tests; ARGS="-k name" chooses some
 	@$(call apt,redis-server,redis-server,tests of the datastore are skipped)

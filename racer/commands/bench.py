@@ -7,17 +7,18 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from racer.commands.conversations import item_id
-from racer.commands.modes import TRANSFORMERS, all_modes
+from racer.commands.modes import TRANSFORMERS, Mode, all_modes
 from racer.commands.opening import open_engine, resolved
 from racer.commands.options import add_engine_options, comma_list, engine_config, value_type
 from racer.commands.progress import Bar
 from racer.commands.records import say_error
+from racer.commands.store import AttachedStore, add_store_options
 from racer.commands.suites import Question, group_order, read_questions
 from racer.commands.table import Result, as_table, build_rows
 from racer.commands.wording import plural
 from racer.config import Drafts, EngineConfig, TreeShape
 from racer.errors import ConfigError, InputError
-from racer.types import OWN_SOURCES, SamplingParams
+from racer.types import SamplingParams
 
 if TYPE_CHECKING:
     from racer.commands.waves import Bench
@@ -52,6 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="turns of a conversation to decode; later ones continue plain decoding's answers (default: first)",
     )
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
+    store = add_store_options(parser)
+    store.add_argument(
+        "--store-warm", action="store_true", help="first decode everything once, uncounted, and teach it to the store"
+    )
+    store.add_argument(
+        "--store-learn",
+        action="store_true",
+        help="teach the store while measuring, as in service; else it stays as it is, so that order does not matter",
+    )
     add_engine_options(parser, skip=("drafts", "tree", "budget", "max_running", "seed"))
 
 
@@ -94,7 +104,8 @@ def execute(args: argparse.Namespace) -> int:
     if TRANSFORMERS in args.drafts and args.concurrency != [1]:
         raise ConfigError("generate is timed one prompt at a time; use --concurrency 1 with it")
     questions = read_questions(args.data, args.limit_per_category)
-    modes = all_modes(args.drafts, args.tree, args.budget)
+    modes = all_modes(args.drafts, args.tree, args.budget, store=args.store is not None)
+    _check_store(args, modes)
     config = engine_config(
         args,
         drafts=Drafts.RACER if any(mode.drafts in ("racer", "logits") for mode in modes) else Drafts.RETRIEVAL,
@@ -102,24 +113,52 @@ def execute(args: argparse.Namespace) -> int:
         budget="auto" if "auto" in args.budget else max(args.budget),
         max_running=max(args.concurrency),
     )
-    from racer.commands.waves import Bench, waves  # takes seconds, as does the next
+    from racer.commands.waves import Bench  # takes seconds, as does the next
     from racer.model.loader import load
 
-    engine = open_engine(config)
-    bench = Bench(engine, modes, args.max_tokens, load(config) if TRANSFORMERS in args.drafts else None)
-    bench.warm_up()
-    results: list[Result] = []
-    try:
-        with Bar(len(questions) * len(args.concurrency), "prompts") as bar:
-            for concurrency in args.concurrency:
-                for wave in waves(questions, concurrency):
-                    results += bench.run(wave, concurrency, all_turns=args.turns == "all")
-                    bar.advance(len(wave))
-    except KeyboardInterrupt:
-        if results:
-            _report(args, bench, results, questions, interrupted=True)
-        raise
-    return _report(args, bench, results, questions, interrupted=False)
+    with AttachedStore(args) as store:
+        engine = open_engine(config, store.attach_switched)
+        reference = load(config) if TRANSFORMERS in args.drafts else None
+        bench = Bench(engine, modes, args.max_tokens, reference, store.switch, args.store_learn)
+        bench.warm_up()
+        results: list[Result] = []
+        try:
+            _measure(args, bench, questions, results)
+        except KeyboardInterrupt:
+            if results:
+                _report(args, bench, results, questions, store, interrupted=True)
+            raise
+        return _report(args, bench, results, questions, store, interrupted=False)
+
+
+def _check_store(args: argparse.Namespace, modes: list[Mode]) -> None:
+    """Refuse what would measure nothing, or something else than it says."""
+    fed = sum(mode.store for mode in modes)
+    if args.store is None and (args.store_warm or args.store_learn):
+        raise ConfigError("--store-warm and --store-learn are about a store; name one with --store")
+    if args.store is not None and not fed:
+        raise ConfigError("no mode drafts from the store; add racer or retrieval to --drafts")
+    if args.store_learn and fed * len(args.concurrency) > 1:
+        raise ConfigError(
+            f"with --store-learn each prompt must be decoded once with the store, but {fed} modes at "
+            f"{len(args.concurrency)} concurrencies would teach each other; name one of --drafts racer or retrieval, "
+            "one tree, one budget and one concurrency"
+        )
+
+
+def _measure(args: argparse.Namespace, bench: Bench, questions: list[Question], results: list[Result]) -> None:
+    """Decode all questions in all modes, adding to ``results`` wave by wave."""
+    from racer.commands.waves import waves
+
+    all_turns = args.turns == "all"
+    with Bar(len(questions) * (len(args.concurrency) + args.store_warm), "prompts") as bar:
+        for wave in waves(questions, max(args.concurrency)) if args.store_warm else ():
+            bench.teach_store(wave, all_turns)
+            bar.advance(len(wave))
+        for concurrency in args.concurrency:
+            for wave in waves(questions, concurrency):
+                results += bench.run(wave, concurrency, all_turns)
+                bar.advance(len(wave))
 
 
 def _drafts(text: str) -> str:
@@ -130,7 +169,13 @@ def _drafts(text: str) -> str:
 
 
 def _report(
-    args: argparse.Namespace, bench: Bench, results: list[Result], questions: list[Question], *, interrupted: bool
+    args: argparse.Namespace,
+    bench: Bench,
+    results: list[Result],
+    questions: list[Question],
+    store: AttachedStore,
+    *,
+    interrupted: bool,
 ) -> int:
     """Print what was measured; what is skipped or differs is told on stderr as well."""
     for note in bench.skipped:
@@ -146,6 +191,7 @@ def _report(
         "interrupted": interrupted,
         "prompts": len({id(result.question) for result in results}),
         "skipped": bench.skipped,
+        "store": store.report(warm=args.store_warm, learn=args.store_learn),
         "max_tokens": args.max_tokens,
         "mismatches": len(different),
         "near_ties": near_ties,
@@ -157,7 +203,7 @@ def _report(
         ],
     }
     if not args.json:
-        print(as_table(rows, OWN_SOURCES), end="\n\n")
+        print(as_table(rows, store.sources), end="\n\n")
     print(json.dumps(summary, ensure_ascii=False))
     if len(different) > near_ties:
         wrong = len(different) - near_ties

@@ -21,6 +21,7 @@ from racer.commands.options import (
 )
 from racer.commands.progress import Bar
 from racer.commands.records import InOrder, OutputFile, Sink, print_line, print_text, refuse_same_file, say_error
+from racer.commands.store import AttachedStore, add_store_options
 from racer.commands.wording import number, plural
 from racer.config import EngineConfig
 from racer.errors import ConfigError
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", metavar="FILE.jsonl", default=argparse.SUPPRESS, help="write one line for each; overwritten"
     )
     parser.add_argument("--json", action="store_true", default=False, help="print the output lines, not the text")
+    add_store_options(parser)
     add_engine_options(parser, aliases={"max_running": "--concurrency"})
     add_sampling_options(parser)
 
@@ -79,7 +81,8 @@ def _decode(
     with ExitStack() as stack:
         sinks = _sinks(args, stack)
         failures = _report_bad(lines, source)
-        engine = open_engine(config) if len(failures) < len(lines) else None
+        store = stack.enter_context(AttachedStore(args))
+        engine = open_engine(config, store.attach) if len(failures) < len(lines) else None
         records = InOrder(sinks)
         stack.callback(records.flush)
         for index, record in failures.items():

@@ -14,16 +14,19 @@ TRANSFORMERS = "generate"
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to decode. ``tree`` and ``budget`` are None where nothing is drafted."""
+    """One way to decode. ``tree`` and ``budget`` are None where nothing is drafted; ``store``: it feeds drafts too."""
 
     drafts: str
     tree: TreeShape | None = None
     budget: Budget | None = None
+    store: bool = False
 
     @property
     def label(self) -> str:
         """Name in tables."""
-        return self.drafts if self.tree is None else f"{self.drafts} {self.tree} {self.budget}"
+        if self.tree is None:
+            return self.drafts
+        return f"{self.drafts} {self.tree} {self.budget}" + (" +store" if self.store else "")
 
     def params(self, max_tokens: int) -> SamplingParams:
         """Greedy decoding in this mode; its budget is the engine's to set, as a request can only cap it."""
@@ -33,14 +36,18 @@ class Mode:
 PLAIN = Mode(Drafts.OFF)
 
 
-def all_modes(drafts: list[str], trees: list[TreeShape], budgets: list[Budget]) -> list[Mode]:
-    """Every combination, plain decoding first: it is what the others are compared with, listed or not."""
+def all_modes(drafts: list[str], trees: list[TreeShape], budgets: list[Budget], store: bool = False) -> list[Mode]:
+    """Every combination, plain decoding first: it is what the others are compared with, listed or not.
+
+    With ``store``, each mode that a store can feed comes without and with it.
+    """
     modes = [PLAIN]
     for source in drafts:
         if source == TRANSFORMERS:
             modes.append(Mode(TRANSFORMERS))
         elif source != Drafts.OFF:
-            modes += [Mode(source, tree, budget) for tree, budget in product(trees, budgets)]
+            with_store = (False, True) if store and source in (Drafts.RACER, Drafts.RETRIEVAL) else (False,)
+            modes += [Mode(source, *rest) for rest in product(trees, budgets, with_store)]
     return modes
 
 

@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -14,6 +14,9 @@ from racer.commands.wording import plural
 from racer.config import Drafts, EngineConfig
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from racer.draft.sources import NgramSource
     from racer.engine import Engine
 
 PATIENCE_S = 3.0
@@ -74,17 +77,24 @@ def notices() -> Iterator[None]:
         handler.close()
 
 
-def open_engine(config: EngineConfig) -> Engine:
+def open_engine(
+    config: EngineConfig, attach: Callable[[PreTrainedTokenizerBase], NgramSource | None] | None = None
+) -> Engine:
     """An engine whose draft kernels are compiled, with one line on stderr about what it resolved to.
 
-    Raises what :class:`racer.engine.Engine` raises.
+    ``attach`` gives the store to draft from, if any, for the model's tokenizer.
+
+    Raises what :class:`racer.engine.Engine` and ``attach`` raise.
     """
     from racer.engine import Engine  # takes seconds
+    from racer.model.attention import ATTENTION
+    from racer.model.loader import load
 
     # its warnings, as over a long prompt, are refusals of ours with a reason
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with notices():
-        engine = Engine(config)
+        loaded = load(config, ATTENTION)
+        engine = Engine(config, loaded=loaded, source=attach(loaded.tokenizer) if attach is not None else None)
         if config.drafts is not Drafts.OFF:
             _warm_up(engine)
     print(describe(engine), file=sys.stderr, flush=True)

@@ -21,9 +21,6 @@ _RENAMED = {"top_k": "--logits-top-k"}
 ENGINE_FLAGS = {name: _RENAMED.get(name, "--" + name.replace("_", "-")) for name in EngineConfig.model_fields}
 """Flag of each engine setting. ``--top-k`` is sampling's."""
 
-_WITHOUT_USE = ("source_deadline_ms",)
-"""Settings of the shared n-gram store, which the commands do not attach."""
-
 SAMPLING_FLAGS = {
     name: "--" + name.replace("_", "-")
     for name in (
@@ -60,7 +57,7 @@ def add_engine_options(
     """Add a flag for each engine setting but ``skip``; ``aliases`` gives some a second flag."""
     group = parser.add_argument_group("engine")
     for name, flag in ENGINE_FLAGS.items():
-        if name not in {*skip, *_WITHOUT_USE}:
+        if name not in set(skip):
             alias = (aliases or {}).get(name)
             _add(group, EngineConfig, name, (alias, flag) if alias else (flag,), "engine")
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from racer.commands.colour import ColouredText, legend, wants_colour
 from racer.commands.conversations import Answer, encode
 from racer.commands.inputs import valid_text
 from racer.commands.opening import dtype_name, open_engine
 from racer.commands.options import add_engine_options, add_sampling_options, engine_config, sampling_values
+from racer.commands.store import AttachedStore, add_store_options
 from racer.commands.wording import number, plural
 from racer.config import Drafts
 from racer.text import render_chat
-from racer.types import OWN_SOURCES, Request, SamplingParams
+from racer.types import Request, SamplingParams
 
 if TYPE_CHECKING:
     from racer.engine import Engine
@@ -32,6 +33,7 @@ MAX_TOKENS = 256
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     parser.add_argument("--prompt", metavar="TEXT", default=PROMPT, help=f"what to ask the model (default: {PROMPT})")
+    add_store_options(parser)
     add_engine_options(parser, skip=("max_running",))
     add_sampling_options(parser, skip=("stop",))
 
@@ -42,20 +44,27 @@ def execute(args: argparse.Namespace) -> int:
     config = engine_config(args, max_running=1)
     values = {"max_tokens": None, "seed": 0 if config.seed is None else config.seed} | sampling_values(args)
     SamplingParams(**values)
-    engine = open_engine(config)
-    prompt = _prompt(engine, args.prompt)
+    with AttachedStore(args) as store:
+        engine = open_engine(config, store.attach)
+        coloured = wants_colour(sys.stdout)
+        if coloured:
+            print(legend(store.sources), end="\n\n")
+        _show(engine, args.prompt, values, coloured)
+    return 0
+
+
+def _show(engine: Engine, text: str, values: dict[str, Any], coloured: bool) -> None:
+    """Decode with drafts and without, and print the answer and the figures."""
+    prompt = _prompt(engine, text)
     if values["max_tokens"] is None:
         values["max_tokens"] = max(1, min(MAX_TOKENS, engine.context_length - len(prompt)))
     params = SamplingParams(**values)
-    coloured = wants_colour(sys.stdout)
-    if coloured:
-        print(legend(OWN_SOURCES), end="\n\n")
     drafted = _decode(engine, prompt, params, ColouredText(engine.tokenizer, coloured))
     print("\n", flush=True)
     print("decoding again without drafts, to compare", file=sys.stderr, flush=True)
     plain = _decode(engine, prompt, params.model_copy(update={"drafts": Drafts.OFF}), None)
-    print(_figures(config.drafts, drafted, plain), _verdict(engine, prompt, drafted, plain), sep="; ", flush=True)
-    return 0
+    figures = _figures(engine.config.drafts, drafted, plain)
+    print(figures, _verdict(engine, prompt, drafted, plain), sep="; ", flush=True)
 
 
 def _prompt(engine: Engine, text: str) -> tuple[int, ...]:

@@ -60,6 +60,7 @@ def _row(group: str, results: list[Result]) -> Row:
         "drafts": str(mode.drafts),
         "tree": None if mode.tree is None else str(mode.tree),
         "budget": mode.budget,
+        "store": mode.store,
         "mean_budget": None
         if mode.drafts == TRANSFORMERS
         else _ratio(steps + sum(sum(one.stats.drafted.values()) for one in measured), steps, 2),
@@ -107,10 +108,9 @@ def as_table(rows: list[Row], sources: Sequence[Source]) -> str:
 
 
 def _cells(row: Row, sources: Sequence[Source]) -> list[str]:
-    mode = row["drafts"] if row["tree"] is None else f"{row['drafts']} {row['tree']} {row['budget']}"
     mismatches, ties = row["mismatches"], row["near_ties"]
     return [
-        mode,
+        Mode(row["drafts"], row["tree"], row["budget"], row["store"]).label,
         str(row["concurrency"]),
         str(row["tokens"]),
         str(row["steps"]),

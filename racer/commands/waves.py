@@ -15,39 +15,62 @@ from racer.commands.ties import compare
 from racer.engine import Engine
 from racer.errors import InputError, UserError
 from racer.model.loader import LoadedModel
+from racer.store import SwitchedSource
 from racer.text import render_chat
 
 Prompt = tuple[int, ...]
 _WARM_UP_TOKENS = 8
+_FLUSH_S = 60.0
 
 
 class Bench:
     """Runs waves of questions in every mode."""
 
-    def __init__(self, engine: Engine, modes: list[Mode], max_tokens: int, reference: LoadedModel | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        modes: list[Mode],
+        max_tokens: int,
+        reference: LoadedModel | None = None,
+        store: SwitchedSource | None = None,
+        store_learns: bool = False,
+    ) -> None:
+        """``store``: what the modes with a store draft from, and with ``store_learns`` teach."""
         self.engine = engine
         self.modes = modes
         self.max_tokens = max_tokens
         self.skipped: list[dict[str, Any]] = []
         self._reference = reference
+        self._store = store
+        self._store_learns = store_learns
         self._turn = 0
 
     def warm_up(self) -> None:
         """Decode a few tokens in every mode, uncounted: first calls are slow."""
         prompt = tuple(encode(self.engine.tokenizer, "To warm up, a few words: to warm up, a few words"))
         for mode in self.modes:
-            self._measure(mode, [prompt], _WARM_UP_TOKENS)
+            self._measure(mode, [prompt], _WARM_UP_TOKENS, teach=False)
+
+    def teach_store(self, wave: list[Question], all_turns: bool) -> None:
+        """Decode a wave once, uncounted, for the store to learn it; conversations go on with these answers."""
+        mode = next(mode for mode in self.modes if mode.store)
+        answers: list[list[str]] = [[] for _ in wave]
+        for turn in range(_rounds(wave, all_turns)):
+            prompts = self._prompts(wave, turn, answers)
+            taught = self._measure(mode, [*prompts.values()], self.max_tokens, teach=True)
+            for i, one in zip(prompts, taught, strict=True):
+                answers[i].append(one.text)
 
     def run(self, wave: list[Question], concurrency: int, all_turns: bool) -> list[Result]:
         """Every mode over the same prompts; conversations go on with plain decoding's answers."""
         answers: list[list[str]] = [[] for _ in wave]
         results = []
-        for turn in range(max(_turns(question) for question in wave) if all_turns else 1):
+        for turn in range(_rounds(wave, all_turns)):
             prompts = self._prompts(wave, turn, answers)
             if not prompts:
                 break
             measured = {
-                mode: self._measure(mode, [*prompts.values()], self.max_tokens)
+                mode: self._measure(mode, [*prompts.values()], self.max_tokens, teach=self._store_learns)
                 for mode in rotated(self.modes, self._turn)
             }
             self._turn += 1
@@ -60,11 +83,16 @@ class Bench:
                     results.append(Result(wave[i], mode, concurrency, one, difference))
         return results
 
-    def _measure(self, mode: Mode, prompts: list[Prompt], max_tokens: int) -> list[Measured]:
+    def _measure(self, mode: Mode, prompts: list[Prompt], max_tokens: int, *, teach: bool) -> list[Measured]:
+        if self._store is not None:
+            self._store.reads, self._store.learns = mode.store, mode.store and teach
         caps = [min(max_tokens, self.engine.context_length - len(prompt)) for prompt in prompts]
         if self._reference is not None and mode.drafts == TRANSFORMERS:
             return measure_transformers(self._reference, prompts, caps)
-        return measure(self.engine, mode, prompts, caps)
+        measured = measure(self.engine, mode, prompts, caps)
+        if self._store is not None and self._store.learns:
+            self._store.store.flush(_FLUSH_S)  # outside the time measured: what follows finds it learned
+        return measured
 
     def _prompts(self, wave: list[Question], turn: int, answers: list[list[str]]) -> dict[int, Prompt]:
         """Prompts of the questions that have this turn, by their place in the wave.
@@ -106,6 +134,10 @@ class Bench:
 def waves(questions: list[Question], size: int) -> Iterator[list[Question]]:
     """The questions in order, ``size`` at a time; the last wave may be smaller."""
     return (questions[start : start + size] for start in range(0, len(questions), size))
+
+
+def _rounds(wave: list[Question], all_turns: bool) -> int:
+    return max(_turns(question) for question in wave) if all_turns else 1
 
 
 def _turns(question: Question) -> int:

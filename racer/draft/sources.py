@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,22 @@ class NgramSource(Protocol):
 
     def learn(self, tokens: Ints) -> None:
         """Take in a run of decided text (int32 [m]); may happen later, or not at all."""
+        ...
+
+
+class StoreSource(NgramSource, Protocol):
+    """An :class:`NgramSource` over a store that someone has to close."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until what was learned so far is in the store; False if that takes longer than ``timeout_s`` seconds."""
+        ...
+
+    def counters(self) -> Mapping[str, Any]:
+        """What happened so far, by name; values that JSON can hold."""
+        ...
+
+    def close(self) -> None:
+        """Write what is learned, for a bounded time, and give back connections. Does not raise."""
         ...
 
 

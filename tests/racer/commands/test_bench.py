@@ -24,6 +24,7 @@ KEYS = {
     "drafts",
     "tree",
     "budget",
+    "store",
     "mean_budget",
     "concurrency",
     "category",

@@ -1,0 +1,56 @@
+"""What an engine plugs in: a client of the store that a URL names, for the engine's tokenizer.
+
+The engine's package finds :func:`open_source` through the entry points of the group ``racer.ngram_sources`` in
+``pyproject.toml``, one for each URL scheme; neither package imports the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from datastore.client import StoreClient
+from datastore.connect import open_store
+from datastore.embedded import EmbeddedServer
+from datastore.errors import UserError
+from datastore.fingerprint import fingerprint, parse_tokenizer
+from datastore.store import NgramStore
+
+EMBEDDED = "embedded:"
+"""URL of a server that is started for this client alone, and stopped with it."""
+
+
+def open_source(url: str, *, namespace: str, tokenizer_json: str) -> Source:
+    """A client of the store at ``url``, for the tokens of the tokenizer with this ``tokenizer.json``.
+
+    A server that cannot be reached is no error: the client gives nothing until it can.
+
+    Raises:
+        ValueError: the URL, the namespace or the tokenizer cannot be used; told in one sentence.
+    """
+    try:
+        tokens = fingerprint(parse_tokenizer(tokenizer_json))
+        if url == EMBEDDED:
+            server = EmbeddedServer()
+            return Source(open_store(server.url, namespace=namespace, fingerprint=tokens), server)
+        return Source(open_store(url, namespace=namespace, fingerprint=tokens))
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+class Source(StoreClient):
+    """A client with the names that an engine's package knows, and perhaps with a server of its own."""
+
+    def __init__(self, store: NgramStore, server: EmbeddedServer | None = None) -> None:
+        super().__init__(store)
+        self._server = server
+
+    def counters(self) -> dict[str, Any]:
+        """What was counted so far (:class:`datastore.counters.ClientStats`), as JSON can hold it."""
+        return asdict(self.stats())
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Close the client, then stop its own server."""
+        super().close(timeout_s)
+        if self._server is not None:
+            self._server.close()

@@ -1,0 +1,134 @@
+"""Servers of the store's tests. One of each kind serves the whole session; tests keep apart by namespace.
+
+No test flushes a server. A test that stops, kills or reconfigures one asks for ``own_redis``, its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.datastore.servers import Server, certificate, free_ports, join_cluster, wait_for
+
+ACL_USER, ACL_PASSWORD = "replica", "s3cret@/:"
+_namespaces = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A primary with a replica, watched by one Sentinel under the name ``mymaster``."""
+
+    primary: Server
+    replica: Server
+    sentinel: Server
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A namespace that no other test of this session uses."""
+    return f"test-{next(_namespaces)}"
+
+
+@pytest.fixture(scope="session")
+def redis_single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("single"), free_ports(1)[0])
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """TLS only; its authority is ``folder/cert.pem``."""
+    folder = tmp_path_factory.mktemp("tls")
+    server = Server(folder, free_ports(1)[0], *certificate(folder), tls=True)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_acl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Nobody gets in but the user ``ACL_USER``, with the rights docs/datastore.md asks for and no others."""
+    rights = "~ng* resetchannels -@all +@read +@write +@connection +@scripting +info +memory|usage -@dangerous +info"
+    user = [ACL_USER, "on", f">{ACL_PASSWORD}", *rights.split()]
+    server = Server(tmp_path_factory.mktemp("acl"), free_ports(1)[0], "--user", "default", "off", "--user", *user)
+    server.start()
+    yield server
+    server.kill()
+
+
+@contextmanager
+def cluster(folder: Path) -> Generator[list[Server]]:
+    """Three masters, a third of the slots each."""
+    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    nodes = [Server(folder / str(port), port, *options) for port in free_ports(3)]
+    try:
+        for node in nodes:
+            node.start()
+        join_cluster(nodes)
+        yield nodes
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as nodes:
+        yield nodes
+
+
+@contextmanager
+def _pair(folder: Path) -> Generator[Pair]:
+    first, second, third = free_ports(3)
+    watch = f"sentinel monitor mymaster 127.0.0.1 {first} 1\nsentinel failover-timeout mymaster 2000\n"
+    pair = Pair(
+        Server(folder / "primary", first),
+        Server(folder / "replica", second, "--replicaof", f"127.0.0.1 {first}", "--repl-diskless-sync-delay", "0"),
+        Server(folder / "sentinel", third, sentinel_config=watch),
+    )
+    try:
+        for server in (pair.primary, pair.replica):
+            server.start()
+        wait_for(lambda: pair.replica.client().info("replication")["master_link_status"] == "up", "replication")
+        pair.sentinel.start()
+        wait_for(lambda: len(pair.sentinel.client().sentinel_slaves("mymaster")) == 1, "Sentinel to find the replica")
+        yield pair
+    finally:
+        for server in (pair.sentinel, pair.replica, pair.primary):
+            server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with _pair(tmp_path_factory.mktemp("sentinel")) as pair:
+        yield pair
+
+
+@pytest.fixture
+def redis_pair(tmp_path: Path) -> Iterator[Pair]:
+    """A pair of a test's own, since a failover changes it."""
+    with _pair(tmp_path) as pair:
+        yield pair
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """``own_redis(*options)``: a server of the test's own, started, to be stopped, killed or filled."""
+    started: list[Server] = []
+
+    def start(*options: str) -> Server:
+        server = Server(tmp_path / f"own-{len(started)}", free_ports(1)[0], *options)
+        started.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in started:
+        server.kill()
