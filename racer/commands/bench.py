@@ -138,11 +138,11 @@ def _check_store(args: argparse.Namespace, modes: list[Mode]) -> None:
         raise ConfigError("--store-warm and --store-learn are about a store; name one with --store")
     if args.store is not None and not fed:
         raise ConfigError("no mode drafts from the store; add racer or retrieval to --drafts")
-    if args.store_learn and fed * len(args.concurrency) > 1:
+    passes = fed * len(args.concurrency)
+    if args.store_learn and passes > 1:
         raise ConfigError(
-            f"with --store-learn each prompt must be decoded once with the store, but {fed} modes at "
-            f"{len(args.concurrency)} concurrencies would teach each other; name one of --drafts racer or retrieval, "
-            "one tree, one budget and one concurrency"
+            f"with --store-learn each prompt must be decoded once with the store, but here it would be {passes} times, "
+            "each teaching the next; name one of --drafts racer or retrieval, one tree, one budget and one concurrency"
         )
 
 

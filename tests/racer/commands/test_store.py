@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from racer import store
+from racer.commands import waves
+from racer.commands.colour import legend
 from racer.draft.sources import MemoryNgramSource
+from racer.types import DRAFT_SOURCES, OWN_SOURCES
 from tests.racer.commands.conftest import Command
 
 Write = Callable[..., str]
@@ -100,13 +103,39 @@ def test_sources_of_the_table_are_those_in_use(racer: Command, jsonl: Write) -> 
     assert "retrieval/logits/store" in with_store and "racer best 8 +store" in with_store
 
 
+def test_the_legend_names_the_store_where_there_is_one(racer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("racer.commands.run.wants_colour", lambda stream: True)
+    ask = ("run", "--prompt", "abc", "--max-tokens", "4")
+    assert racer(*ask).out.startswith(legend(OWN_SOURCES) + "\n\n")
+    assert racer(*ask, "--store", "memory:").out.startswith(legend(DRAFT_SOURCES) + "\n\n")
+
+
+def test_interrupt_tells_what_the_store_did_so_far(
+    racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, calls = waves.Bench.run, 0
+
+    def interrupted(self: waves.Bench, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return run(self, *args)
+
+    monkeypatch.setattr(waves.Bench, "run", interrupted)
+    done = racer("bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--store", "memory:", "--store-learn")
+    found = json.loads(done.out)
+    assert (done.code, found["interrupted"], found["prompts"]) == (130, True, 1)
+    assert found["store"]["counters"]["learned"] == 1 and MemoryStore.latest.closed
+
+
 @pytest.mark.parametrize(
     "options, sentence",
     [
         (("--store-warm",), "--store-warm and --store-learn are about a store; name one with --store"),
         (("--store", "memory://", "--drafts", "logits"), "no mode drafts from the store; add racer or retrieval"),
-        (("--store", "memory://", "--store-learn", "--tree", "best,paper"), "2 modes at 1 concurrencies"),
-        (("--store", "memory://", "--store-learn", "--concurrency", "1,2"), "1 modes at 2 concurrencies"),
+        (("--store", "memory://", "--store-learn", "--tree", "best,paper"), "it would be 2 times"),
+        (("--store", "memory://", "--store-learn", "--concurrency", "1,2,3"), "it would be 3 times"),
         (("--store", "nowhere://"), "store 'nowhere:': use a URL that begins with one of memory"),
     ],
 )
