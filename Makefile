@@ -24,18 +24,26 @@ export GOMP_SPINCOUNT ?= 30000
 # Runs a step with its output in the log, which is shown if the step fails.
 quietly = { $(1); } >>$(LOG) 2>&1 || { cat $(LOG) >&2; exit 1; }
 
+# Installs the Debian package $(2) if command $(1) is missing, where apt and root are there; without it less is done.
+apt = command -v $(1) >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
+	echo "installing the Debian package $(2)"; { apt-get update -qq && \
+	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(2); } >>$(LOG) 2>&1; }; } || \
+	echo "note: $(1) is missing (Debian: apt-get install $(2)); $(3)" >&2
+
 .PHONY: help setup run test check bench clean lock
 
 help: ## Show what there is to make
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: $(INSTALLED) ## Install the dependencies into .venv and prepare the demo model
+	@$(call apt,g++,g++,the model runs slower without it)
 	@$(PY) -m racer.model.demo >/dev/null
 
 run: setup ## Decode PROMPT="..." with the demo model, accepted draft tokens coloured
 	@$(PY) -m racer run --prompt "$$PROMPT" $${STORE:+--store "$$STORE"} $(ARGS)
 
 test: setup ## Run the tests; ARGS="-k name" chooses some
+	@$(call apt,redis-server,redis-server,tests of the datastore are skipped)
 	@$(PY) -m pytest $(ARGS)
 
 check: $(INSTALLED) ## Format, lint and types

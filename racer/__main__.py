@@ -12,7 +12,7 @@ def _main() -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is finished is written
     try:
-        from racer.commands import main  # takes seconds: interrupting it must not show a traceback either
+        from racer.commands import main  # interrupting this must not show a traceback either
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

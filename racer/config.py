@@ -43,14 +43,14 @@ def _budget(value: Any) -> Budget:
         raise ValueError("it must be auto or an integer from 1 to 1024") from None
 
 
-def one_sentence(error: ValidationError, subject: str) -> tuple[str, str]:
-    """The first problem of a pydantic error as ``(sentence, field)``; ``subject`` says what was being read."""
+def one_sentence(error: ValidationError) -> tuple[str, str]:
+    """The first problem of a pydantic error as ``(sentence, field)``."""
     first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"]) or subject
+    field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"{subject}: unknown field {field!r}; remove it or correct its name", field
+        return f"unknown field {field!r}; remove it or correct its name", field
     message = first["msg"].removeprefix("Value error, ")
-    return f"{subject}: {field}={first['input']!r} is not valid: {message[0].lower()}{message[1:]}", field
+    return f"{field}={first['input']!r} is not valid: {message[0].lower()}{message[1:]}", field
 
 
 class Validated(BaseModel):
@@ -62,7 +62,7 @@ class Validated(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise self._error(*one_sentence(error, type(self).__name__)) from None
+            raise self._error(*one_sentence(error)) from None
 
     @classmethod
     def _error(cls, sentence: str, field: str) -> UserError:
@@ -81,6 +81,7 @@ class EngineConfig(Validated):
     )
     device: str = Field("auto", description="auto: cuda where there is one, else cpu; or a torch device string")
     trust_remote_code: bool = Field(False, description="run Python code that the model's repository brings")
+    compile: bool = Field(True, description="let torch's compiler make code of the model's layers, where it can")
 
     drafts: Drafts = Field(Drafts.RACER, description="sources of draft tokens")
     tree: TreeShape = Field(TreeShape.BEST, description="how the draft tree is grown")

@@ -58,7 +58,7 @@ class Engine:
         self.budget: Budget = config.budget
         self.loaded = loaded if loaded is not None else load(config, ATTENTION)
         self.tokenizer = self.loaded.tokenizer
-        self.runner = ModelRunner(self.loaded.model, config.cache_bytes)
+        self.runner = ModelRunner(self.loaded.model, config.cache_bytes, compile=config.compile)
         check_verifiable(self.runner)
         self.context_length = self._context_length()
         prior = None

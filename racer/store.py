@@ -18,8 +18,6 @@ from racer.errors import ConfigError
 
 GROUP = "racer.ngram_sources"
 
-DEFAULT_NAMESPACE = "default"
-
 
 class StoreSource(NgramSource, Protocol):
     """An :class:`NgramSource` over a store that someone has to close."""
@@ -37,7 +35,7 @@ class StoreSource(NgramSource, Protocol):
         ...
 
 
-def open_source(url: str, tokenizer: PreTrainedTokenizerBase, namespace: str = DEFAULT_NAMESPACE) -> StoreSource:
+def open_source(url: str, tokenizer: PreTrainedTokenizerBase, namespace: str) -> StoreSource:
     """The store at ``url`` for this tokenizer's tokens, through whatever installed package serves its scheme.
 
     A server that cannot be reached is no error: the store then gives nothing until it can.

@@ -29,7 +29,11 @@ class Source(IntEnum):
         return self.name.lower()
 
 
-DRAFT_SOURCES = (Source.RETRIEVAL, Source.LOGITS, Source.STORE)
+OWN_SOURCES = (Source.RETRIEVAL, Source.LOGITS)
+"""What every engine drafts from."""
+
+DRAFT_SOURCES = (*OWN_SOURCES, Source.STORE)
+"""The same, and the store of n-grams that an engine may share with others."""
 
 
 class SamplingParams(Validated):
@@ -77,8 +81,7 @@ class SamplingParams(Validated):
     def _lengths_agree(self) -> Self:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
-                f"SamplingParams: min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}; lower the one or "
-                f"raise the other",
+                f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}; lower the one or raise the other",
                 param="min_tokens",
             )
         return self
@@ -144,9 +147,12 @@ class RequestStats:
     accepted: dict[Source, int] = field(default_factory=lambda: dict.fromkeys(DRAFT_SOURCES, 0))
 
     @property
-    def mat(self) -> float:
-        """Mean accepted tokens: tokens decided per step, the prefill's first token left out; plain decoding is 1.0."""
-        return (self.decided - 1) / self.steps if self.steps else 1.0
+    def mat(self) -> float | None:
+        """Mean accepted tokens: tokens decided per step, the prefill's first token left out; plain decoding is 1.0.
+
+        None where no step was taken: the answer ended in its prefill.
+        """
+        return (self.decided - 1) / self.steps if self.steps else None
 
 
 @dataclass(frozen=True)

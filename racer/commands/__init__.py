@@ -3,6 +3,9 @@
 Exit codes: 0 all well; 1 ``bench`` found a mode that does not decode plain decoding's tokens, or the model computes no
 tokens at all; 2 a mistake of the user's, told in one sentence on stderr; 130 interrupted; 141 nobody reads the output
 any more.
+
+What loads torch or transformers, which takes seconds, is imported inside the functions that use it: help, and mistakes
+in options or files, are told at once.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from racer.commands import bench, generate, run
+from racer.commands.options import with_flags
 from racer.errors import RacerError, UserError
 
 INTERRUPTED = 130
@@ -23,6 +27,13 @@ BROKEN_PIPE = 141
 
 class OneSentenceParser(argparse.ArgumentParser):
     """Reports a wrong option in one line, without the usage before it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is not known here: argparse leaves that to the parser above, whose help lists no such option."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` and exit 2."""
@@ -56,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        return _say(str(error), 2)
+        return _say(with_flags(str(error)), 2)
     except RacerError as error:
         return _say(str(error), 1)
-    except KeyboardInterrupt:
-        return _say("interrupted", INTERRUPTED)
+    except KeyboardInterrupt as stop:
+        return _say(str(stop) or "interrupted", INTERRUPTED)
     except BrokenPipeError:
         _abandon_stdout()
         return BROKEN_PIPE

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from racer.commands.conversations import item_id
 from racer.commands.modes import TRANSFORMERS, Mode, all_modes
-from racer.commands.opening import dtype_name, open_engine
+from racer.commands.opening import open_engine, resolved
 from racer.commands.options import add_engine_options, comma_list, engine_config, value_type
 from racer.commands.progress import Bar
 from racer.commands.records import say_error
 from racer.commands.store import AttachedStore, add_store_options
 from racer.commands.suites import Question, group_order, read_questions
 from racer.commands.table import Result, as_table, build_rows
-from racer.commands.waves import Bench, waves
+from racer.commands.wording import plural
 from racer.config import Drafts, EngineConfig, TreeShape
 from racer.errors import ConfigError, InputError
-from racer.model.loader import load
 from racer.types import SamplingParams
+
+if TYPE_CHECKING:
+    from racer.commands.waves import Bench
 
 SUMMARY = "compare drafts with plain decoding on a file of prompts"
 DESCRIPTION = (
@@ -113,6 +113,9 @@ def execute(args: argparse.Namespace) -> int:
         budget="auto" if "auto" in args.budget else max(args.budget),
         max_running=max(args.concurrency),
     )
+    from racer.commands.waves import Bench  # takes seconds, as does the next
+    from racer.model.loader import load
+
     with AttachedStore(args) as store:
         engine = open_engine(config, store.attach_switched)
         reference = load(config) if TRANSFORMERS in args.drafts else None
@@ -122,9 +125,10 @@ def execute(args: argparse.Namespace) -> int:
         try:
             _measure(args, bench, questions, results)
         except KeyboardInterrupt:
-            _report(args, bench, results, questions, store)
+            if results:
+                _report(args, bench, results, questions, store, interrupted=True)
             raise
-        return _report(args, bench, results, questions, store)
+        return _report(args, bench, results, questions, store, interrupted=False)
 
 
 def _check_store(args: argparse.Namespace, modes: list[Mode]) -> None:
@@ -144,6 +148,8 @@ def _check_store(args: argparse.Namespace, modes: list[Mode]) -> None:
 
 def _measure(args: argparse.Namespace, bench: Bench, questions: list[Question], results: list[Result]) -> None:
     """Decode all questions in all modes, adding to ``results`` wave by wave."""
+    from racer.commands.waves import waves
+
     all_turns = args.turns == "all"
     with Bar(len(questions) * (len(args.concurrency) + args.store_warm), "prompts") as bar:
         for wave in waves(questions, max(args.concurrency)) if args.store_warm else ():
@@ -163,23 +169,26 @@ def _drafts(text: str) -> str:
 
 
 def _report(
-    args: argparse.Namespace, bench: Bench, results: list[Result], questions: list[Question], store: AttachedStore
+    args: argparse.Namespace,
+    bench: Bench,
+    results: list[Result],
+    questions: list[Question],
+    store: AttachedStore,
+    *,
+    interrupted: bool,
 ) -> int:
     """Print what was measured; what is skipped or differs is told on stderr as well."""
     for note in bench.skipped:
         say_error(f"question {note['id']}, turn {note['turn']} is left out: {note['reason']}")
     if not results:
         raise InputError("nothing was measured")
-    engine = bench.engine
     rows = build_rows(results, group_order(questions))
     different = [result for result in results if result.difference is not None]
     near_ties = sum(result.difference.near_tie for result in different if result.difference)
     summary: dict[str, Any] = {
         "rows": rows,
-        "model": engine.loaded.name,
-        "dtype": dtype_name(engine),
-        "device": str(engine.loaded.device),
-        "threads": torch.get_num_threads(),
+        **resolved(bench.engine),
+        "interrupted": interrupted,
         "prompts": len({id(result.question) for result in results}),
         "skipped": bench.skipped,
         "store": store.report(warm=args.store_warm, learn=args.store_learn),
@@ -194,10 +203,10 @@ def _report(
         ],
     }
     if not args.json:
-        print(as_table(rows), end="\n\n")
+        print(as_table(rows, store.sources), end="\n\n")
     print(json.dumps(summary, ensure_ascii=False))
     if len(different) > near_ties:
         wrong = len(different) - near_ties
-        say_error(f"{wrong} answers differ from plain decoding's by more than a near tie")
+        say_error(f"{plural(wrong, 'answer')} left plain decoding's tokens by more than a near tie")
         return 1
     return 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TextIO
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, TextIO
 
 from racer.text import IncrementalDetokenizer
 from racer.types import Source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 COLOURS = {Source.RETRIEVAL: "32", Source.LOGITS: "36", Source.STORE: "35"}
 """ANSI colours: green, cyan, magenta. The model's own tokens keep the terminal's."""
@@ -25,9 +26,9 @@ def paint(text: str, source: Source) -> str:
     return f"\x1b[{COLOURS[source]}m{text}\x1b[0m" if text and source in COLOURS else text
 
 
-def legend(store: bool) -> str:
-    """What the colours mean, in these colours; the store's only where there is one."""
-    names = ", ".join(paint(source.label, source) for source in COLOURS if store or source is not Source.STORE)
+def legend(sources: Iterable[Source]) -> str:
+    """What the colours of ``sources`` mean, in these colours."""
+    names = ", ".join(paint(source.label, source) for source in sources)
     return f"accepted drafts: {names}; uncoloured: the model's own"
 
 

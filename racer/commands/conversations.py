@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from racer.commands.inputs import Item, Message
-from racer.engine import Engine
 from racer.errors import UserError
 from racer.text import render_chat
 from racer.types import Request, RequestStats, SamplingParams, StepOutput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from racer.engine import Engine
 
 DEFAULT_MAX_TOKENS = 512
 """Length cap of an answer when none is asked for; less where the context has less room."""
@@ -84,7 +86,7 @@ class Conversation:
             "finish_reason": [answer.finish_reason for answer in done],
             "usage": [answer.usage for answer in done],
             "steps": [answer.stats.steps for answer in done],
-            "mat": [round(answer.stats.mat, 4) for answer in done],
+            "mat": [None if (mat := answer.stats.mat) is None else round(mat, 4) for answer in done],
             "elapsed_s": [round(answer.elapsed_s, 4) for answer in done],
         }
         if self.item.turns:

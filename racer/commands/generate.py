@@ -7,14 +7,23 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 from racer.commands.conversations import Conversation, converse
 from racer.commands.inputs import BadLine, Item, read_items, valid_text
 from racer.commands.opening import open_engine
-from racer.commands.options import add_engine_options, add_sampling_options, engine_config, sampling_values
+from racer.commands.options import (
+    add_engine_options,
+    add_sampling_options,
+    engine_config,
+    sampling_values,
+    with_flags,
+)
 from racer.commands.progress import Bar
 from racer.commands.records import InOrder, OutputFile, Sink, print_line, print_text, refuse_same_file, say_error
 from racer.commands.store import AttachedStore, add_store_options
+from racer.commands.wording import number, plural
+from racer.config import EngineConfig
 from racer.errors import ConfigError
 from racer.types import SamplingParams, StepOutput
 
@@ -51,19 +60,35 @@ def execute(args: argparse.Namespace) -> int:
     values = sampling_values(args)
     SamplingParams(**values)
     lines = _lines(args)
+    total = Totals(len(lines))
+    try:
+        _decode(args, config, values, lines, total)
+    except KeyboardInterrupt:
+        if "input" in args:
+            raise KeyboardInterrupt(total.interrupted(args.output if "output" in args else None)) from None
+        raise
+    if "input" in args or total.done:
+        print(total.sentence(), file=sys.stderr)
+    return 2 if total.failed else 0
+
+
+def _decode(
+    args: argparse.Namespace, config: EngineConfig, values: dict[str, Any], lines: _Lines, total: Totals
+) -> None:
+    """Write a record for each line, in order; after an interrupt, those that are finished."""
+    source = args.input if "input" in args else None
+    streams = source is None and not args.json
     with ExitStack() as stack:
         sinks = _sinks(args, stack)
-        source = getattr(args, "input", None)
         failures = _report_bad(lines, source)
         store = stack.enter_context(AttachedStore(args))
         engine = open_engine(config, store.attach) if len(failures) < len(lines) else None
         records = InOrder(sinks)
         stack.callback(records.flush)
         for index, record in failures.items():
+            total.failed += 1
             records.add(index, record)
-        total = Totals(failed=len(failures))
         bar = stack.enter_context(Bar(len(lines) - len(failures), "prompts", shown=_bar_fits(args)))
-        streams = source is None and not args.json
 
         def watch(outputs: list[StepOutput]) -> None:
             bar.watch(outputs)
@@ -77,19 +102,17 @@ def execute(args: argparse.Namespace) -> int:
                 bar.advance()
                 if conversation.error is not None:
                     say_error(_located(source, conversation.item.line, conversation.error))
-    if source is not None or total.done:
-        print(end="\n" if streams else "", flush=True)
-        print(total.sentence(), file=sys.stderr)
-    return 2 if total.failed else 0
+        if streams and total.done:
+            print(flush=True)
 
 
 class Totals:
-    """What the whole run decoded."""
+    """What the whole run decoded, of so many ``lines``."""
 
-    def __init__(self, failed: int) -> None:
+    def __init__(self, lines: int) -> None:
         self._started_s = time.perf_counter()
-        self.failed = failed
-        self.done = self.tokens = self.decided = self.steps = 0
+        self._lines = lines
+        self.done = self.failed = self.tokens = self.decided = self.steps = 0
 
     def add(self, conversation: Conversation) -> None:
         """Count one conversation's answers."""
@@ -104,11 +127,20 @@ class Totals:
     def sentence(self) -> str:
         """One line of figures."""
         elapsed_s = time.perf_counter() - self._started_s
-        mat = self.decided / self.steps if self.steps else 1.0
+        mat = self.decided / self.steps if self.steps else None
         return (
-            f"{self.done} done, {self.failed} failed, {self.tokens} tokens in {self.steps} steps, MAT {mat:.2f}, "
-            f"{elapsed_s:.1f} s, {self.tokens / elapsed_s:.1f} tok/s"
+            f"{self.done} done, {self.failed} failed, {plural(self.tokens, 'token')} in {plural(self.steps, 'step')}, "
+            f"MAT {number(mat, 2)}, {elapsed_s:.1f} s, {self.tokens / elapsed_s:.1f} tok/s"
         )
+
+    def interrupted(self, output: str | None) -> str:
+        """How far the run came, where it ends early; ``output`` names the file that has the answers."""
+        parts = [f"interrupted: {self.done} of {self._lines} done"]
+        if self.failed:
+            parts.append(f"{self.failed} failed")
+        if output is not None and (self.done or self.failed):
+            parts.append(f"written to {output}")
+        return ", ".join(parts)
 
 
 def _default_concurrency(args: argparse.Namespace) -> dict[str, int]:
@@ -153,7 +185,7 @@ def _conversations(lines: _Lines) -> Iterator[Conversation]:
 
 
 def _located(source: str | None, line: int, sentence: str) -> str:
-    return sentence if source is None else f"{source}:{line}: {sentence}"
+    return with_flags(sentence) if source is None else f"{source}:{line}: {sentence}"
 
 
 def _bar_fits(args: argparse.Namespace) -> bool:

@@ -8,16 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-import torch
-from transformers import PreTrainedTokenizerBase
-
+from racer.commands.wording import plural
 from racer.config import Drafts, EngineConfig
-from racer.draft.sources import NgramSource
-from racer.engine import Engine
-from racer.model.attention import ATTENTION
-from racer.model.loader import load
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from racer.draft.sources import NgramSource
+    from racer.engine import Engine
 
 PATIENCE_S = 3.0
 _REPEAT_S = 5.0
@@ -86,6 +86,10 @@ def open_engine(
 
     Raises what :class:`racer.engine.Engine` and ``attach`` raise.
     """
+    from racer.engine import Engine  # takes seconds
+    from racer.model.attention import ATTENTION
+    from racer.model.loader import load
+
     # its warnings, as over a long prompt, are refusals of ours with a reason
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with notices():
@@ -99,15 +103,28 @@ def open_engine(
 
 def describe(engine: Engine) -> str:
     """The settings that decide what a run does and how fast, in one line."""
-    config, loaded = engine.config, engine.loaded
+    config, found = engine.config, resolved(engine)
     drafts = f"drafts {config.drafts}"
     if config.drafts is not Drafts.OFF:
         prior = "" if len(engine.drafter.prior.tokens) else ", no prior table"
         drafts += f" ({config.tree} tree, budget {config.budget}{prior})"
     return (
-        f"{loaded.name}: {dtype_name(engine)} on {loaded.device}, {torch.get_num_threads()} threads, "
+        f"{found['model']}: {found['dtype']} on {found['device']}, {plural(found['threads'], 'thread')}, "
         f"context {engine.context_length}, {drafts}"
     )
+
+
+def resolved(engine: Engine) -> dict[str, Any]:
+    """What the settings came to on this machine: model, dtype, device and threads."""
+    import torch
+
+    loaded = engine.loaded
+    return {
+        "model": loaded.name,
+        "dtype": dtype_name(engine),
+        "device": str(loaded.device),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def dtype_name(engine: Engine) -> str:

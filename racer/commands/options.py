@@ -6,6 +6,7 @@ A field's description is the option's help, its type and limits check the value:
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Annotated, Any, get_args
@@ -37,6 +38,17 @@ SAMPLING_FLAGS = {
     )
 }
 """Flag of each sampling parameter. ``seed``, ``drafts`` and ``budget`` are the engine's flags."""
+
+_FLAGS = ENGINE_FLAGS | SAMPLING_FLAGS
+_SETTING = re.compile(rf"\b(?:({'|'.join(_FLAGS)})=|({'|'.join(name for name in _FLAGS if '_' in name)})\b)")
+
+
+def with_flags(sentence: str) -> str:
+    """An error with its settings named as on the command line: ``--cache-bytes 1`` instead of ``cache_bytes=1``.
+
+    A name with an underscore is a setting wherever it stands, any other only before its value.
+    """
+    return _SETTING.sub(lambda match: f"{_FLAGS[match[1]]} " if match[1] else _FLAGS[match[2]], sentence)
 
 
 def add_engine_options(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -57,7 +58,9 @@ class OutputFile:
             raise self._sentence(error) from error
 
     def _sentence(self, error: OSError) -> InputError:
-        return InputError(f"{self._path}: cannot be written ({error.strerror}); free space or name another file")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        mend = "free space or name another file" if full else "name another file"
+        return InputError(f"{self._path}: cannot be written ({error.strerror}); {mend}")
 
 
 class InOrder:
@@ -96,8 +99,8 @@ def print_line(record: Record) -> None:
 
 
 def print_text(record: Record) -> None:
-    """Write an answer, or each turn's, to stdout under its id. Errors are told on stderr."""
-    text = record.get("text", "")
+    """Write an answer, or each turn's, to stdout under its id. One that failed has none: errors are told on stderr."""
+    text = record.get("text", [])
     for turn in text if isinstance(text, list) else [text]:
         print(f"--- {record['id']}\n{turn}", flush=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from racer.commands.colour import ColouredText, legend, wants_colour
 from racer.commands.conversations import Answer, encode
@@ -13,11 +13,13 @@ from racer.commands.inputs import valid_text
 from racer.commands.opening import dtype_name, open_engine
 from racer.commands.options import add_engine_options, add_sampling_options, engine_config, sampling_values
 from racer.commands.store import AttachedStore, add_store_options
-from racer.commands.ties import compare
+from racer.commands.wording import number, plural
 from racer.config import Drafts
-from racer.engine import Engine
 from racer.text import render_chat
 from racer.types import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from racer.engine import Engine
 
 SUMMARY = "show an answer being decoded, accepted drafts coloured"
 DESCRIPTION = (
@@ -46,7 +48,7 @@ def execute(args: argparse.Namespace) -> int:
         engine = open_engine(config, store.attach)
         coloured = wants_colour(sys.stdout)
         if coloured:
-            print(legend(store.source is not None), end="\n\n")
+            print(legend(store.sources), end="\n\n")
         _show(engine, args.prompt, values, coloured)
     return 0
 
@@ -89,15 +91,17 @@ def _decode(engine: Engine, prompt: tuple[int, ...], params: SamplingParams, sho
 def _figures(drafts: str, drafted: Answer, plain: Answer) -> str:
     parts = []
     for name, answer in ((f"drafts {drafts}", drafted), ("plain", plain)):
-        rate = answer.stats.completion_tokens / answer.elapsed_s
+        stats = answer.stats
         parts.append(
-            f"{name}: {answer.stats.completion_tokens} tokens, {answer.stats.steps} steps, MAT {answer.stats.mat:.2f}, "
-            f"{rate:.1f} tok/s"
+            f"{name}: {plural(stats.completion_tokens, 'token')}, {plural(stats.steps, 'step')}, "
+            f"MAT {number(stats.mat, 2)}, {stats.completion_tokens / answer.elapsed_s:.1f} tok/s"
         )
     return " | ".join(parts)
 
 
 def _verdict(engine: Engine, prompt: tuple[int, ...], drafted: Answer, plain: Answer) -> str:
+    from racer.commands.ties import compare  # takes seconds, were the engine not there
+
     gain = f"{plain.elapsed_s / drafted.elapsed_s * _tokens_ratio(drafted, plain):.2f}x"
     difference = compare(engine, prompt, plain.token_ids, drafted.token_ids)
     if difference is None:

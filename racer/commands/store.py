@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
+from racer.types import DRAFT_SOURCES, OWN_SOURCES, Source
 
-from racer.store import DEFAULT_NAMESPACE, StoreSource, SwitchedSource, open_source
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from racer.store import StoreSource, SwitchedSource
+
+DEFAULT_NAMESPACE = "default"
 
 
 def add_store_options(parser: argparse.ArgumentParser) -> Any:
@@ -50,14 +56,23 @@ class AttachedStore:
         Raises ConfigError as :func:`racer.store.open_source` does.
         """
         if self.url is not None:
+            from racer.store import open_source  # takes a while
+
             self.source = open_source(self.url, tokenizer, self.namespace)
         return self.source
 
     def attach_switched(self, tokenizer: PreTrainedTokenizerBase) -> SwitchedSource | None:
         """As :meth:`attach`, behind a switch, which is ``switch`` then: at first nothing is read or learned."""
+        from racer.store import SwitchedSource
+
         source = self.attach(tokenizer)
         self.switch = None if source is None else SwitchedSource(source)
         return self.switch
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """What drafts come from: with a store, from it too."""
+        return OWN_SOURCES if self.url is None else DRAFT_SOURCES
 
     def report(self, **settings: Any) -> dict[str, Any] | None:
         """Which namespace it is, ``settings``, and what happened so far, for JSON; None without a store."""

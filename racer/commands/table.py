@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from racer.commands.measure import Measured
 from racer.commands.modes import PLAIN, TRANSFORMERS, Mode
 from racer.commands.suites import Question
-from racer.commands.ties import Difference
+from racer.commands.wording import number, plural
 from racer.types import DRAFT_SOURCES, Source
+
+if TYPE_CHECKING:
+    from racer.commands.measure import Measured
+    from racer.commands.ties import Difference
 
 Row = dict[str, Any]
 
@@ -78,19 +82,17 @@ def _row(group: str, results: list[Result]) -> Row:
     }
 
 
-def _ratio(numerator: float, denominator: float, digits: int) -> float:
-    return round(numerator / denominator, digits) if denominator else 0.0
+def _ratio(numerator: float, denominator: float, digits: int) -> float | None:
+    """None where nothing was counted: no number would be true."""
+    return round(numerator / denominator, digits) if denominator else None
 
 
-_BEFORE_SOURCES = ["mode", "conc", "tokens", "steps", "budget", "MAT", "tok/s", "speedup"]
-_AFTER_SOURCES = ["draft ms", "step ms", "differ"]
-
-
-def as_table(rows: list[Row]) -> str:
-    """Rows as aligned text, a block for each category. Accepted tokens of sources that no row uses are left out."""
+def as_table(rows: list[Row], sources: Sequence[Source]) -> str:
+    """Rows as aligned text, a block for each category; ``sources`` are those whose accepted tokens are told."""
+    accepted = "/".join(source.label for source in sources)
+    headings = ["mode", "conc", "tokens", "steps", "budget", "MAT", "tok/s", "speedup", accepted]
+    headings += ["draft ms", "step ms", "differ"]
     blocks = []
-    sources = [s.label for s in DRAFT_SOURCES if s is not Source.STORE or any(row["store"] for row in rows)]
-    headings = [*_BEFORE_SOURCES, "/".join(sources), *_AFTER_SOURCES]
     for category in dict.fromkeys(row["category"] for row in rows):
         cells = [headings, *(_cells(row, sources) for row in rows if row["category"] == category)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -105,20 +107,19 @@ def as_table(rows: list[Row]) -> str:
     return "\n\n".join(blocks)
 
 
-def _cells(row: Row, sources: list[str]) -> list[str]:
+def _cells(row: Row, sources: Sequence[Source]) -> list[str]:
     mismatches, ties = row["mismatches"], row["near_ties"]
-    draft_ms = row["draft_ms_per_step"]
     return [
         Mode(row["drafts"], row["tree"], row["budget"], row["store"]).label,
         str(row["concurrency"]),
         str(row["tokens"]),
         str(row["steps"]),
-        "-" if row["mean_budget"] is None else f"{row['mean_budget']:.1f}",
-        f"{row['mat']:.2f}",
-        f"{row['tok_per_s']:.1f}",
-        f"{row['speedup']:.2f}x",
-        "/".join(str(row["accepted_by_source"][source]) for source in sources),
-        "-" if draft_ms is None else f"{draft_ms:.2f}",
-        f"{row['step_ms']:.1f}",
-        f"{mismatches} ({ties} near ties)" if mismatches else "0",
+        number(row["mean_budget"], 1),
+        number(row["mat"], 2),
+        number(row["tok_per_s"], 1),
+        number(row["speedup"], 2),
+        "/".join(str(row["accepted_by_source"][source.label]) for source in sources),
+        number(row["draft_ms_per_step"], 2),
+        number(row["step_ms"], 1),
+        f"{mismatches} ({plural(ties, 'near tie')})" if mismatches else "0",
     ]

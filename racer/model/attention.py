@@ -1,12 +1,15 @@
 """Attention over a packed row with a cache of our own, through transformers' public ``AttentionInterface``.
 
 The model's own code runs unchanged: it projects and rotates the packed row, calls this function once a layer with the
-new queries, keys and values, and goes on. :class:`StepLayout` arrives through the keyword arguments that transformers
-hands down from the model's forward.
+new queries, keys and values, and goes on. The function is one operator to torch's compiler, which does not look inside;
+there it reads the :class:`StepLayout` of the forward that this thread is in.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,19 +23,37 @@ from racer.model.layout import PlacedSegment, StepLayout
 ATTENTION = "racer"
 """Name of the attention implementation, as in ``from_pretrained(attn_implementation=...)``."""
 
-STEP = "racer_step"
-"""Keyword argument of the model's forward that carries the :class:`StepLayout`."""
-
 # Arguments that change what attention computes, and that this function does not know how to honour.
 _NOT_SUPPORTED = ("position_bias", "head_mask", "cross_attention_states", "indices")
 
 
 class ShapeProbe:
-    """Stands in for a layout to find out which layers call attention, with which shapes and windows."""
+    """Stands in for a layout to find out which layers call attention, in which order, with which shapes and windows."""
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[int, int, int]] = {}
         self.windows: dict[int, int | None] = {}
+        self.modules: dict[int, nn.Module] = {}
+
+
+class _Thread(threading.local):
+    """The forward that a thread is in, and how many of its layers have called attention."""
+
+    step: StepLayout | ShapeProbe | None = None
+    layer: int = 0
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def stepping(step: StepLayout | ShapeProbe) -> Iterator[None]:
+    """The model's forward, called inside, attends as ``step`` says."""
+    _thread.step, _thread.layer = step, 0
+    try:
+        yield
+    finally:
+        _thread.step = None
 
 
 def packed_attention(
@@ -53,28 +74,67 @@ def packed_attention(
     ``[1, tokens, heads, value_dim]``. Writes keys and values to the cache before reading it.
     ``sliding_window``, ``softcap`` and ``s_aux`` (attention sinks, one logit a head) as transformers passes them.
     """
-    step = kwargs.get(STEP)
-    layer = getattr(module, "layer_idx", None)
     for name in _NOT_SUPPORTED:
         if kwargs.get(name) is not None:
             raise UnsupportedModelError(f"its attention uses {name}, which drafts cannot be verified with")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if not torch.compiler.is_compiling() and isinstance(_thread.step, ShapeProbe):
+        _note(_thread.step, module, key, value, sliding_window)
+    attend = torch.ops.racer.attend.default
+    return attend(query, key, value, scale, sliding_window, softcap, s_aux), None
+
+
+def _note(probe: ShapeProbe, module: nn.Module, key: Tensor, value: Tensor, window: int | None) -> None:
+    layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise UnsupportedModelError("its attention layers carry no index")
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    probe.layers[layer] = (key.shape[1], key.shape[3], value.shape[3])
+    probe.windows[layer] = window
+    probe.modules[layer] = module
+
+
+def _attend_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """The operator: attention of the step's next layer (they come in the order in which the probe saw them)."""
+    step = _thread.step
+    assert step is not None, "the forward was called outside of stepping()"
     if isinstance(step, ShapeProbe):
-        step.layers[layer] = (key.shape[1], key.shape[3], value.shape[3])
-        step.windows[layer] = sliding_window
         causal = torch.full(query.shape[2:3] * 2, float("-inf"), dtype=query.dtype, device=query.device).triu(1)
-        return _attend(query, key, value, causal[None, None], scale, softcap, s_aux).transpose(1, 2), None
-    assert isinstance(step, StepLayout), f"the forward was called without {STEP}"
-    step.pool.write(layer, step.places, key[0], value[0])
-    keys, values = step.pool.keys[layer], step.pool.values[layer]
+        return _attend(query, key, value, causal[None, None], scale, softcap, sinks).transpose(1, 2).contiguous()
+    keys, values = step.pool.keys[_thread.layer], step.pool.values[_thread.layer]
+    _thread.layer += 1
+    if step.tiled is not None and softcap is None and sinks is None:
+        attended: Tensor = torch.ops.racer.tile_attend.default(
+            query[0], key[0], value[0], keys, values, step.places, *step.tiled, scale, window or 0
+        )
+        return attended[None]
+    keys.index_copy_(1, step.places, key[0])
+    values.index_copy_(1, step.places, value[0])
     out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
     for segment in step.segments:
-        out[:, segment.rows] = _attend_segment(
-            segment, query, keys, values, scale, sliding_window, softcap, s_aux
-        ).transpose(1, 2)
-    return out, None
+        out[:, segment.rows] = _attend_segment(segment, query, keys, values, scale, window, softcap, sinks).transpose(
+            1, 2
+        )
+    return out
+
+
+def _like_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 
 def _attend_segment(
@@ -122,4 +182,10 @@ def _attend(
     return torch.matmul(weights.to(values.dtype), values)
 
 
+_LIBRARY = torch.library.Library("racer", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "attend(Tensor query, Tensor key, Tensor value, float scale, int? window, float? softcap, Tensor? sinks) -> Tensor"
+)
+_LIBRARY.impl("attend", _attend_step, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("racer::attend", _like_attention, lib=_LIBRARY)
 AttentionInterface.register(ATTENTION, packed_attention)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -98,14 +99,53 @@ class PlacedSegment:
         return first, mask[None, None]
 
 
+class TiledLayout(NamedTuple):
+    """The step as the matrix kernels read it.
+
+    sequences  int64 [segments, 5]  first row, rows, first place, cached tokens, offset into ``visible`` (-1: a chain)
+    depths     int32 [tokens]       of each node below its segment's node 0
+    visible    uint8 [...]          of each tree, node by node, whether it sees the others
+    """
+
+    sequences: Tensor
+    depths: Tensor
+    visible: Tensor
+
+
+def _tiled(segments: Sequence[Segment], placed: Sequence[PlacedSegment]) -> TiledLayout:
+    table = np.empty((len(segments), 5), np.int64)
+    visible: list[NDArray[np.bool_]] = [np.zeros(0, np.bool_)]
+    offset = 0
+    for i, (segment, where) in enumerate(zip(segments, placed, strict=True)):
+        tree = -1
+        if not segment.is_chain:
+            tree = offset
+            visible.append(~_hidden(segment.parents).reshape(-1))
+            offset += visible[-1].size
+        table[i] = where.rows.start, len(segment.tokens), segment.start, segment.cached, tree
+    depths = np.concatenate([where.depths for where in placed]).astype(np.int32)
+    seen = np.concatenate(visible).view(np.uint8)
+    return TiledLayout(torch.from_numpy(table), torch.from_numpy(depths), torch.from_numpy(seen))
+
+
 class StepLayout:
     """The packed row of one step: all segments behind each other, no padding.
+
+    ``tiled``: the matrix kernels will attend, and ``self.tiled`` is what they read.
 
     input_ids, positions  int64 [1, tokens];  places  int64 [tokens];  scored  int64 [rows] indices of rows whose
     logits are wanted, segment by segment.
     """
 
-    def __init__(self, segments: Sequence[Segment], pool: KVPool, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        pool: KVPool,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        tiled: bool = False,
+    ) -> None:
         self.pool = pool
         self.segments: list[PlacedSegment] = []
         positions, places, scored = [], [], []
@@ -129,3 +169,4 @@ class StepLayout:
         self.positions = packed(positions)[None]
         self.places = packed(places)
         self.scored = packed(scored)
+        self.tiled = _tiled(segments, self.segments) if tiled else None

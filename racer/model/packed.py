@@ -1,33 +1,105 @@
 """Linear layers whose weights are laid out once for the processor's matrix instructions.
 
 torch lays a bfloat16 weight out anew at each call (oneDNN's reorder), which for the few rows of a decoding step costs
-as much as the product. The packed layer calls the same oneDNN product on weights laid out beforehand.
+as much as the product. The packed layer calls the same oneDNN product on weights laid out beforehand. Layers that
+multiply the same rows (queries, keys and values; gate and up) become one product, of which each takes its columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
+
+from racer.model.native import in_large_pages, load_kernels, suits_tiles
 
 _ROWS = 16
 """Rows the layout is chosen for; any number works."""
 
+_LIBRARY = torch.library.Library("racer", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("packed_linear(Tensor rows, Tensor weight, Tensor? bias) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+def _packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """An operator of our own around oneDNN's: torch's compiler takes that one with constant weights only."""
+    return torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+def _like_packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return rows.new_empty((*rows.shape[:-1], weight.shape[0]))
+
+
+_LIBRARY.impl("packed_linear", _packed_linear, "MkldnnCPU")  # type: ignore[no-untyped-call]
+torch.library.register_fake("racer::packed_linear", _like_packed_linear, lib=_LIBRARY)
+
 
 class PackedLinear(nn.Module):
-    """``nn.Linear`` for inference in bfloat16 on a processor. The values are those of the layer it replaces."""
+    """``nn.Linear`` layers over the same rows for inference in bfloat16 on a processor, side by side in one product.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    The values are those of the layers it replaces. Our own product runs where the processor and the sizes suit it;
+    there a row's values do not depend on the other rows.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight: Tensor
         self.bias: Tensor | None
-        self.register_buffer("weight", torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS), False)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), False)
+        weight = (
+            layers[0].weight.detach() if len(layers) == 1 else torch.cat([layer.weight for layer in layers]).detach()
+        )
+        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+        if suits_tiles(*weight.shape) and load_kernels():
+            packed, self._product = (
+                in_large_pages(torch.ops.racer.pack_weight(weight)),
+                torch.ops.racer.tile_linear.default,
+            )
+        else:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+            self._product = torch.ops.racer.packed_linear.default
+        self.register_buffer("weight", packed, False)
+        self.register_buffer("bias", torch.cat(biases) if biases else None, False)
 
     def forward(self, rows: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
+        result: Tensor = self._product(rows, self.weight, self.bias)
         return result
+
+
+class _SharedProduct:
+    """The product that the parts of a :class:`PackedLinear` take their columns from, from the first to the last."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+        self.left = 0
+        self.rows: Tensor | None = None
+        self.product: Tensor | None = None
+
+
+class LinearPart(nn.Module):
+    """Columns ``start .. stop`` of a :class:`PackedLinear`, in the place of the layer they come from."""
+
+    def __init__(self, whole: PackedLinear, shared: _SharedProduct, start: int, stop: int) -> None:
+        super().__init__()
+        self.whole, self.start, self.stop = whole, start, stop
+        self._shared = shared
+
+    @property
+    def weight(self) -> Tensor:
+        """The packed weight of the whole: models ask its dtype and device."""
+        return self.whole.weight
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """``[..., in_features]`` to ``[..., stop - start]``, a view."""
+        shared = self._shared
+        if shared.rows is not rows or shared.product is None:
+            shared.rows, shared.product, shared.left = rows, self.whole(rows), shared.parts
+        columns = shared.product[..., self.start : self.stop]
+        shared.left -= 1
+        if shared.left == 0:
+            shared.rows = shared.product = None
+        return columns
 
 
 def can_pack() -> bool:
@@ -35,18 +107,57 @@ def can_pack() -> bool:
     return bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack_linears(model: nn.Module) -> int:
+@contextmanager
+def siblings(model: nn.Module) -> Iterator[list[list[nn.Linear]]]:
+    """Fills the list with the linear layers that are given the very same rows in the forwards made inside."""
+    calls: dict[int, tuple[Tensor, list[nn.Linear]]] = {}  # holds the tensors, so that no two have the same id
+
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if inputs and isinstance(layer, nn.Linear):
+            calls.setdefault(id(inputs[0]), (inputs[0], []))[1].append(layer)
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in model.modules() if _packable(layer)]
+    groups: list[list[nn.Linear]] = []
+    try:
+        yield groups
+    finally:
+        for hook in hooks:
+            hook.remove()
+    groups.extend(group for _, group in calls.values())
+
+
+def pack_linears(model: nn.Module, groups: Sequence[Sequence[nn.Linear]] = ()) -> int:
     """Replace the model's bfloat16 ``nn.Linear`` layers on the processor; returns how many it replaced.
 
-    Subclasses (quantised layers, low-rank adapters) stay as they are. Works in place: the replaced weights are freed
-    as they go, unless they are tied to an embedding.
+    ``groups``: layers that are always given the same rows, see :func:`siblings`. Subclasses (quantised layers, low-rank
+    adapters) stay as they are. Works in place: the replaced weights are freed as they go, unless they are tied to an
+    embedding.
     """
     if not can_pack():
         return 0
     packed = 0
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16 and child.weight.device.type == "cpu":
-                setattr(parent, name, PackedLinear(child))
-                packed += 1
+        names = {
+            child: name for name, child in parent.named_children() if isinstance(child, nn.Linear) and _packable(child)
+        }
+        for group in [*groups, *([layer] for layer in names)]:
+            layers = [layer for layer in dict.fromkeys(group) if layer in names]
+            if len({layer.bias is None for layer in layers}) == 1:
+                _replace(parent, {names.pop(layer): layer for layer in layers})
+                packed += len(layers)
     return packed
+
+
+def _packable(layer: nn.Module) -> bool:
+    return type(layer) is nn.Linear and layer.weight.dtype == torch.bfloat16 and layer.weight.device.type == "cpu"
+
+
+def _replace(parent: nn.Module, layers: dict[str, nn.Linear]) -> None:
+    whole = PackedLinear(list(layers.values()))
+    if len(layers) == 1:
+        setattr(parent, next(iter(layers)), whole)
+        return
+    shared, start = _SharedProduct(len(layers)), 0
+    for name, layer in layers.items():
+        setattr(parent, name, LinearPart(whole, shared, start, start + layer.out_features))
+        start += layer.out_features

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from racer.cache.pool import KVPool, LayerShape
 from racer.errors import ConfigError, UnsupportedModelError
-from racer.model.attention import STEP, ShapeProbe
+from racer.model.attention import ShapeProbe, stepping
+from racer.model.compiled import compile_layers, many_versions, undo
 from racer.model.layout import Segment, StepLayout
-from racer.model.packed import pack_linears
+from racer.model.native import load_kernels
+from racer.model.packed import pack_linears, siblings
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_CPU_CACHE_BYTES = 1 << 30
 CUDA_CACHE_SHARE = 0.8
@@ -27,21 +34,27 @@ class ModelRunner:
 
     The model must have been loaded with ``attn_implementation="racer"``; its bfloat16 linear layers are packed for the
     processor, in place. ``cache_bytes`` caps the pool; None takes 1 GiB on cpu and 80% of the free memory on cuda.
+    ``compile``: let torch's compiler make code of the layers, where it can (``compiled`` says whether it did).
     ``context_cap``: longest text that it can decode as the model would, None if only the model's own limit counts.
 
     Raises UnsupportedModelError if the model's layers cannot all be served by our attention.
     """
 
-    def __init__(self, model: PreTrainedModel, cache_bytes: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, cache_bytes: int | None = None, *, compile: bool = False) -> None:
         self.model = model
         self.dtype: torch.dtype = model.dtype
         self.device = torch.device(model.device)
-        pack_linears(model)
-        shapes, windows = _probe(model)
-        self.context_cap = _context_cap(model, windows)
+        with siblings(model) as groups:
+            probe = _probe(model)
+        pack_linears(model, groups)
+        shapes = [LayerShape(*shape) for shape in probe.layers.values()]
+        self.context_cap = _context_cap(model, probe.windows)
         per_place = KVPool.bytes_per_place(shapes, self.dtype)
         self.pool = self._allocate(shapes, _places(cache_bytes, per_place, self.device), per_place)
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
+        self._tiled = self.dtype == torch.bfloat16 and self.device.type == "cpu" and tiles_attend(shapes)
+        self.compiled = False
+        self.compiled = compile and self._compile(probe.modules.values())
 
     def _allocate(self, shapes: list[LayerShape], places: int, bytes_per_place: int) -> KVPool:
         try:
@@ -52,28 +65,56 @@ class ModelRunner:
                 "set cache_bytes lower"
             ) from error
 
+    def _compile(self, attention: Iterable[nn.Module]) -> bool:
+        """Make code for one row and for several; False, and the layers as they were, where that does not work."""
+        if not compile_layers(self.model, attention):
+            return False
+        try:
+            with many_versions():
+                for tokens in (2, 1):
+                    text = np.zeros(tokens, np.int32)
+                    self.run([Segment(text, np.arange(-1, tokens - 1, dtype=np.int32), start=0, cached=0)])
+        except Exception as error:  # of the compiler's many kinds
+            undo(self.model)
+            _log.warning("layers run without compilation, which is slower: %s", str(error).strip().partition("\n")[0])
+            return False
+        return True
+
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment]) -> Tensor:
         """One forward over all segments; writes their keys and values behind each sequence's verified tokens.
 
         Returns the logits of the scored rows, segment by segment, ``[rows, vocab]`` in the model's dtype.
         """
-        layout = StepLayout(segments, self.pool, self.dtype, self.device)
-        output = self.model(
-            input_ids=layout.input_ids,
-            position_ids=layout.positions,
-            use_cache=False,
-            logits_to_keep=layout.scored,
-            **{STEP: layout},
-        )
+        layout = StepLayout(segments, self.pool, self.dtype, self.device, tiled=self._tiled)
+        with stepping(layout), self._stance():
+            output = self.model(
+                input_ids=layout.input_ids,
+                position_ids=layout.positions,
+                use_cache=False,
+                logits_to_keep=layout.scored,
+            )
         logits: Tensor = output.logits[0]
         return logits
+
+    def _stance(self) -> AbstractContextManager[Any]:
+        """While compiled layers run, only what tells their versions apart is checked: nothing else can have changed."""
+        if not self.compiled:
+            return nullcontext()
+        stance: AbstractContextManager[Any] = torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
+        return stance
 
     def copy_places(self, sources: Sequence[NDArray[np.int64]], targets: Sequence[NDArray[np.int64]]) -> None:
         """Copy cache places ``sources`` to ``targets`` (int64 ``[n]``, one array a sequence) in all layers."""
         if sum(map(len, sources)):
             source, target = (torch.from_numpy(np.concatenate(part)).to(self.device) for part in (sources, targets))
             self.pool.copy_places(source, target)
+
+
+def tiles_attend(shapes: Iterable[LayerShape]) -> bool:
+    """The matrix kernels run here and can attend with heads of these sizes."""
+    dims = {dim for shape in shapes for dim in (shape.key_dim, shape.value_dim)}
+    return all(dim % 32 == 0 and dim <= 256 for dim in dims) and load_kernels()
 
 
 def _places(cache_bytes: int | None, bytes_per_place: int, device: torch.device) -> int:
@@ -90,14 +131,15 @@ def _places(cache_bytes: int | None, bytes_per_place: int, device: torch.device)
 
 
 @torch.inference_mode()
-def _probe(model: PreTrainedModel) -> tuple[list[LayerShape], dict[int, int | None]]:
+def _probe(model: PreTrainedModel) -> ShapeProbe:
     """Shapes and windows of the layers' keys and values, as a forward over a few tokens shows them."""
     probe = ShapeProbe()
     tokens = torch.zeros(1, 4, dtype=torch.long, device=model.device)
     positions = torch.arange(4, device=model.device)[None]
     kind = model.config.model_type
     try:
-        model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=1, **{STEP: probe})
+        with stepping(probe):
+            model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=1)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"model type {kind!r} cannot be verified with drafts: {error}") from None
     except Exception as error:
@@ -112,7 +154,7 @@ def _probe(model: PreTrainedModel) -> tuple[list[LayerShape], dict[int, int | No
             f"transformers' attention interface (recurrent and linear attention never do: they keep state that a "
             f"rejected draft cannot be taken out of); choose a model with plain attention"
         )
-    return [LayerShape(*probe.layers[layer]) for layer in range(layers)], probe.windows
+    return probe
 
 
 def _context_cap(model: PreTrainedModel, windows: dict[int, int | None]) -> int | None:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from racer.model.native import load_kernels
 from racer.numba import njit, reordering
 
 _BLOCK = 128
@@ -28,6 +29,9 @@ def top_k(logits: Tensor, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32
         values, tokens = torch.topk(logits.float(), k, dim=-1)
         probs = torch.exp(values - torch.logsumexp(logits.float(), -1, keepdim=True))
         return tokens.to(torch.int32).cpu().numpy(), probs.cpu().numpy()
+    if logits.dtype == torch.bfloat16 and load_kernels():
+        tokens, probs = torch.ops.racer.top_k.default(logits, k)
+        return tokens.numpy(), probs.numpy()
     tokens_out = np.empty((rows, k), np.int32)
     probs_out = np.empty((rows, k), np.float32)
     logits = logits.contiguous()

@@ -95,6 +95,14 @@ def _trust(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(asked[:1]) == {False} and True in asked  # tests/racer/model/test_loader.py runs such code
 
 
+@checks("compile")
+def _compile(*_: Any) -> None:
+    compiled = tiny_engine(compile=True)
+    plain = tiny_engine(compile=False)
+    assert compiled.runner.compiled and not plain.runner.compiled
+    assert answer(compiled, TEXT, max_tokens=8).token_ids == answer(plain, TEXT, max_tokens=8).token_ids
+
+
 @checks("drafts")
 def _drafts(*_: Any) -> None:
     found = {mode: decode(drafts=mode).stats.drafted for mode in ("off", "retrieval", "logits", "racer")}

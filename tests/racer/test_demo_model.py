@@ -38,7 +38,7 @@ def engine_on(loaded: LoadedModel, **settings: object) -> Engine:
 @pytest.fixture(scope="module")
 def float32(demo_float32: LoadedModel) -> Iterator[Engine]:
     own = demo_float32.model.config._attn_implementation
-    yield engine_on(demo_float32, prior=False)
+    yield engine_on(demo_float32, prior=False, compile=False)
     demo_float32.model.set_attn_implementation(own)
 
 

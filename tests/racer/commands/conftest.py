@@ -73,7 +73,13 @@ def engine(chat_folder: Path) -> Engine:
     """What the commands open, to check their answers against."""
     return Engine(
         EngineConfig(
-            model=str(chat_folder), dtype="float32", device="cpu", prior=False, cache_bytes=1 << 23, drafts="off"
+            model=str(chat_folder),
+            dtype="float32",
+            device="cpu",
+            prior=False,
+            compile=False,
+            cache_bytes=1 << 23,
+            drafts="off",
         )
     )
 

@@ -11,10 +11,12 @@ from racer import Engine
 from racer.commands import waves
 from racer.commands.measure import Measured, measure
 from racer.commands.modes import PLAIN, Mode, all_modes, rotated
+from racer.commands.table import as_table
 from racer.commands.ties import compare, tolerance
 from racer.config import TreeShape
 from racer.draft.drafter import RequestDrafts
 from racer.draft.tree import DraftTree
+from racer.types import DRAFT_SOURCES, OWN_SOURCES
 from tests.racer.commands.conftest import Command
 
 Write = Callable[..., str]
@@ -68,6 +70,7 @@ def test_rows_and_identity(racer: Command, jsonl: Write) -> None:
     result = summary(done.out)
     rows = result["rows"]
     assert (result["prompts"], result["dtype"], result["mismatches"], result["differences"]) == (3, "float32", 0, [])
+    assert result["interrupted"] is False
     assert [row["category"] for row in rows] == ["letters"] * 26 + ["numbers"] * 26 + ["all"] * 26
     modes = {(row["drafts"], row["tree"], row["budget"], row["concurrency"]) for row in rows}
     drafted = {(d, t, b) for d in ("retrieval", "logits", "racer") for t in ("best", "paper") for b in (4, 8)}
@@ -131,7 +134,7 @@ def test_a_mode_that_decodes_other_tokens_is_found(
     monkeypatch.setattr("racer.commands.waves.measure", bent)
     done = racer("bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--drafts", "racer", "--tree", "best,paper")
     result = summary(done.out)
-    assert done.code == 1 and "error: 3 answers differ from plain decoding's" in done.err
+    assert done.code == 1 and "error: 3 answers left plain decoding's tokens by more than a near tie" in done.err
     assert (result["mismatches"], result["near_ties"]) == (3, 0)
     assert {(d["mode"], d["position"]) for d in result["differences"]} == {("racer paper 8", 4)}
     assert [d["id"] for d in result["differences"]] == [1, 2, 3]
@@ -210,12 +213,42 @@ def test_interrupt_reports_finished_waves(racer: Command, jsonl: Write, monkeypa
     monkeypatch.setattr(waves.Bench, "run", interrupted)
     done = racer("bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--drafts", "off", "--concurrency", "1,2")
     rows = summary(done.out)["rows"]
-    assert done.code == 130 and summary(done.out)["prompts"] == 2
+    assert done.code == 130 and (summary(done.out)["prompts"], summary(done.out)["interrupted"]) == (2, True)
     assert [(row["category"], row["prompts"], row["concurrency"]) for row in rows] == [
         ("letters", 1, 1),
         ("numbers", 1, 1),
         ("all", 2, 1),
     ]
+
+
+def test_interrupt_before_anything_is_measured(racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waves.Bench, "run", interrupted)
+    done = racer("bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--drafts", "off")
+    assert (done.code, done.out, done.err.splitlines()[-1]) == (130, "", "interrupted")
+
+
+def test_what_was_not_counted_is_no_number(racer: Command, jsonl: Write) -> None:
+    """Answers of one token end in their prefill: no step was taken."""
+    done = racer("bench", "--data", jsonl(*QUESTIONS[:1]), "--max-tokens", "1", "--drafts", "racer")
+    (row,) = [row for row in summary(done.out)["rows"] if (row["drafts"], row["category"]) == ("racer", "all")]
+    assert (row["tokens"], row["steps"]) == (1, 0)
+    assert [row[name] for name in ("mat", "mean_budget", "draft_ms_per_step", "step_ms")] == [None] * 4
+    (cells,) = {
+        line.split()[3:8] == ["1", "1", "0", "-", "-"] for line in done.out.splitlines() if "racer best" in line
+    }
+    assert cells
+
+
+def test_the_table_tells_the_sources_it_is_asked_for_and_counts_in_english() -> None:
+    row: dict[str, Any] = dict.fromkeys(KEYS, 1) | {"drafts": "racer", "tree": "best", "category": "all"}
+    row["accepted_by_source"] = {"retrieval": 7, "logits": 8, "store": 9}
+    own = as_table([row | {"mismatches": 2}], OWN_SOURCES)
+    assert "  retrieval/logits  " in own and "  7/8  " in own and own.endswith("2 (1 near tie)")
+    shared = as_table([row | {"mismatches": 2, "near_ties": 2}], DRAFT_SOURCES)
+    assert "  retrieval/logits/store  " in shared and "  7/8/9  " in shared and shared.endswith("2 (2 near ties)")
 
 
 def test_tolerance_is_two_units_in_the_last_place() -> None:

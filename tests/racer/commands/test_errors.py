@@ -87,15 +87,17 @@ def test_value_out_of_range(racer: Command, command: tuple[str, ...], option: st
         (("--temperature", "-1"), ("argument --temperature: '-1'",)),
         (("--temperature", "nan"), ("argument --temperature: 'nan'",)),
         (("--concurrency", "0"), ("argument --concurrency/--max-running: '0'",)),
-        (("--stop", ""), ("stop string must not be empty",)),
-        (("--device", "gpu"), ("device='gpu'",)),
-        (("--max-tokens", "9999"), ("max_tokens asks for 9999", "ask for at most")),
-        (("--cache-bytes", "1"), ("cache_bytes=1",)),
+        (("--stop", ""), ("error: --stop ", "stop string must not be empty")),
+        (("--device", "gpu"), ("error: --device 'gpu' is no torch device",)),
+        (("--max-tokens", "9999"), ("--max-tokens asks for 9999", "ask for at most")),
+        (("--max-tokens", "3", "--min-tokens", "5"), ("error: --min-tokens 5 exceeds --max-tokens 3; lower",)),
+        (("--max-context", "9999"), ("--max-context 9999 exceeds this model's context",)),
+        (("--cache-bytes", "1"), ("error: --cache-bytes 1 holds fewer",)),
         (
             ("--cache-bytes", "999999999999999"),
-            ("key-value cache of 9999999", "cannot be had on cpu", "set cache_bytes"),
+            ("key-value cache of 9999999", "cannot be had on cpu", "set --cache-bytes lower"),
         ),
-        (("--colour",), ("unrecognized arguments: --colour",)),
+        (("--colour",), ("unrecognized arguments: --colour (try python -m racer generate --help)",)),
         (("--budge", "3"), ("unrecognized arguments: --budge",)),
     ],
 )
@@ -122,6 +124,8 @@ def test_bench_and_prompt_combinations(racer: Command, jsonl: Write) -> None:
 def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     refused(Done(2, *capsys.readouterr()), "COMMAND")
+    assert main(["--colour", "run"]) == 2
+    refused(Done(2, *capsys.readouterr()), "unrecognized arguments: --colour (try python -m racer --help)")
 
 
 def test_output_that_cannot_be_written(
@@ -129,14 +133,15 @@ def test_output_that_cannot_be_written(
 ) -> None:
     source = jsonl({"prompt": "a"})
     full = racer("generate", "--input", source, "--output", "/dev/full", "--max-tokens", "2")
-    refused(full, "/dev/full: cannot be written (No space left on device)")
+    refused(full, "/dev/full: cannot be written (No space left on device); free space or name another file")
 
     def never(*_: Any) -> None:
         raise AssertionError("an output that cannot be opened is noticed before the model is loaded")
 
     monkeypatch.setattr(racer_generate, "open_engine", never)
     target = str(tmp_path / "none" / "out.jsonl")
-    refused(racer("generate", "--input", source, "--output", target), target, "No such file or directory")
+    reason = f"error: {target}: cannot be written (No such file or directory); name another file"
+    refused(racer("generate", "--input", source, "--output", target), reason)
 
 
 racer_generate = racer.commands.generate
@@ -193,6 +198,35 @@ def test_interrupt_while_the_libraries_are_imported(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+LIGHT = """
+import sys
+from racer.commands import main
+code = main(sys.argv[1:])
+heavy = {"torch", "transformers", "numpy", "numba"} & set(sys.modules)
+sys.exit(f"loaded {heavy}" if heavy else code)
+"""
+
+
+@pytest.mark.parametrize(
+    "code, words, said",
+    [
+        (0, ("--help",), "COMMAND"),
+        (0, ("generate", "--help"), "--temperature"),
+        (0, ("bench", "--help"), "--limit-per-category"),
+        (0, ("run", "--help"), "--prompt"),
+        (2, ("generate", "--prompt", "x", "--colour"), "unrecognized"),
+        (2, ("run", "--top-p", "2"), "--top-p"),
+        (2, ("generate", "--prompt", "x", "--max-tokens", "3", "--min-tokens", "5"), "exceeds"),
+        (2, ("generate", "--input", "/no/such.jsonl"), "cannot be read"),
+        (2, ("generate", "--prompt", "x", "--output", "/no/such/out.jsonl"), "cannot be written"),
+        (2, ("bench", "--data", "/no/such.jsonl"), "cannot be read"),
+    ],
+)
+def test_help_and_mistakes_are_told_without_loading_the_libraries(code: int, words: tuple[str, ...], said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == code and said in done.stdout + done.stderr, done
 
 
 def spawn(folder: Path, *options: str, **streams: Any) -> subprocess.Popen[str]:

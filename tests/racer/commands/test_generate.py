@@ -142,6 +142,23 @@ def test_text_of_a_file_is_shown_under_its_ids(racer: Command, engine: Engine, j
     assert done.out == f"--- 1\n{first}\n--- q\n{second}\n"
 
 
+def test_a_line_that_failed_has_no_text_to_show(racer: Command, jsonl: Write, engine: Engine) -> None:
+    text = expected(engine, plain(engine, "a"), max_tokens=4).text
+    source = jsonl({}, {"prompt": "a"}, {"prompt": "long " * 200}, {"turns": ["long " * 200]})
+    done = racer("generate", "--input", source, "--max-tokens", "4")
+    assert (done.code, done.out) == (2, f"--- 2\n{text}\n")
+    assert "1 done, 3 failed, 4 tokens in " in done.err.splitlines()[-1]
+
+
+def test_nothing_decoded_has_no_mat(racer: Command, jsonl: Write) -> None:
+    """One token is the prefill's own: nothing was verified."""
+    done = racer("generate", "--prompt", "a", "--max-tokens", "1", "--json")
+    assert (done.records[0]["steps"], done.records[0]["mat"]) == (0, None)
+    assert "1 token in 0 steps, MAT -, " in done.err
+    (turns,) = racer("generate", "--input", jsonl({"turns": ["a", "b"]}), "--max-tokens", "1", "--json").records
+    assert turns["mat"] == [None, None]
+
+
 def test_answer_has_a_length_cap_that_fits_the_context(racer: Command) -> None:
     (record,) = racer("generate", "--prompt", "abcd", "--json", "--max-context", "64").records
     assert record["usage"]["total_tokens"] == 64 and record["finish_reason"] == "length"
@@ -199,9 +216,23 @@ def test_interrupt_keeps_what_is_done(
         return step(self)
 
     monkeypatch.setattr(Engine, "step", interrupted)
-    source = jsonl({"prompt": "a"}, {"prompt": "b", "max_tokens": 2}, {"prompt": "c", "max_tokens": 3})
+    source = jsonl({"prompt": "a"}, {"prompt": "b", "max_tokens": 2}, {"prompt": "c", "max_tokens": 3}, "{}")
     target = tmp_path / "out.jsonl"
     done = racer("generate", "--input", source, "--output", str(target), "--max-tokens", "90", "--drafts", "off")
     assert done.code == 130 and "Traceback" not in done.err
+    assert done.err.splitlines()[-1] == f"interrupted: 2 of 4 done, 1 failed, written to {target}"
     records = [json.loads(line) for line in target.read_text().splitlines()]
-    assert [(r["id"], len(r["token_ids"])) for r in records] == [(2, 2), (3, 3)]
+    assert [(r["id"], len(r.get("token_ids", ()))) for r in records] == [(2, 2), (3, 3), (4, 0)]
+
+
+def test_interrupt_before_anything_is_done(
+    racer: Command, jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("racer.commands.generate.open_engine", interrupted)
+    target = str(tmp_path / "out.jsonl")
+    done = racer("generate", "--input", jsonl({"prompt": "a"}, {"prompt": "b"}), "--output", target)
+    assert (done.code, done.err) == (130, "interrupted: 0 of 2 done\n")
+    assert racer("generate", "--prompt", "a").err == "interrupted\n"

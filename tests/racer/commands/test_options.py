@@ -14,6 +14,7 @@ from racer.commands.options import (
     engine_config,
     sampling_values,
     value_type,
+    with_flags,
 )
 from racer.config import EngineConfig, TreeShape
 from racer.types import SamplingParams
@@ -72,6 +73,16 @@ def test_nothing_given_changes_nothing() -> None:
     args = parser().parse_args([])
     assert engine_config(args) == EngineConfig() and sampling_values(args) == {}
     assert engine_config(args, budget=3).budget == 3
+
+
+def test_errors_name_settings_by_their_flags() -> None:
+    told = {
+        "max_context=9 does not fit; raise cache_bytes": "--max-context 9 does not fit; raise --cache-bytes",
+        "device='gpu' is no torch device": "--device 'gpu' is no torch device",
+        "top_k=-1 is not valid": "--top-k -1 is not valid",
+        "model 'my_max_tokens': no seed for this tree": "model 'my_max_tokens': no seed for this tree",
+    }
+    assert {sentence: with_flags(sentence) for sentence in told} == told
 
 
 def test_lists() -> None:

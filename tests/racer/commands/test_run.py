@@ -10,6 +10,7 @@ import pytest
 from racer import Engine, Request, SamplingParams, Source
 from racer.commands.colour import ColouredText, legend, paint, wants_colour
 from racer.text import render_chat
+from racer.types import DRAFT_SOURCES, OWN_SOURCES
 from tests.racer.commands.conftest import Command
 from tests.racer.engine.helpers import decode
 from tests.tiny import byte_tokenizer
@@ -33,6 +34,11 @@ def test_answer_and_figures(racer: Command, engine: Engine) -> None:
     tokens, steps, mat, *plain = found.groups()
     assert (tokens, plain) == ("40", ["40", "39", "1.00"])
     assert float(mat) == round(39 / int(steps), 2) > 1
+
+
+def test_figures_of_an_answer_without_a_step(racer: Command) -> None:
+    figures = racer("run", "--prompt", "x", "--max-tokens", "1").out.splitlines()[-1]
+    assert figures.startswith("drafts racer: 1 token, 0 steps, MAT -, ")
 
 
 def test_sampled_answers_are_compared_under_one_seed(racer: Command) -> None:
@@ -60,7 +66,9 @@ def test_on_a_terminal_accepted_tokens_are_coloured(racer: Command, monkeypatch:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     coloured = racer("run", "--prompt", "the cat", "--max-tokens", "40").out
-    assert coloured.startswith(legend(False) + "\n\n") and "\x1b[3" in coloured.removeprefix(legend(False))
+    own = legend(OWN_SOURCES)
+    assert coloured.startswith(own + "\n\n") and "\x1b[3" in coloured.removeprefix(own)
+    assert "store" not in own and "store" in legend(DRAFT_SOURCES)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[" not in racer("run", "--prompt", "the cat", "--max-tokens", "40").out
 

@@ -73,7 +73,7 @@ def tiny_engine(
     **settings: Any,
 ) -> Engine:
     """An engine over a tiny random model; no prior table unless asked for."""
-    config = EngineConfig(**({"prior": False, "cache_bytes": 1 << 23, "budget": 16} | settings))
+    config = EngineConfig(**({"prior": False, "compile": False, "cache_bytes": 1 << 23, "budget": 16} | settings))
     target = loaded(tiny_model(family, **(model or {})), tokenizer, context_length)
     return Engine(config, loaded=target, source=source, step_curve=step_curve)
 

@@ -61,7 +61,7 @@ def test_trees_without_an_order_have_a_fixed_size() -> None:
         engine = auto_engine(curve, tree="paper", max_budget=10)
         (answer,) = decode(engine, [Request(REPEATED, SamplingParams(**LONG))])[0]
         assert max(step.mean_budget for step in engine.metrics.recent) == 10.0
-        assert answer.stats.mat > 1.0
+        assert (answer.stats.mat or 0) > 1.0
 
 
 def test_a_step_records_what_it_was_to_cost() -> None:

@@ -84,7 +84,7 @@ def test_state_that_cannot_be_rolled_back_is_refused_in_one_line(family: str) ->
     values = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 3, "head_dim": 16} | REFUSED[family]
     model = random_model(family, **values)
     with pytest.raises(UnsupportedModelError) as refusal:
-        Engine(EngineConfig(prior=False, cache_bytes=1 << 20), loaded=loaded(model))
+        Engine(EngineConfig(prior=False, compile=False, cache_bytes=1 << 20), loaded=loaded(model))
     assert family in str(refusal.value) and "\n" not in str(refusal.value)
 
 
@@ -99,5 +99,5 @@ def test_chunked_attention_caps_the_context() -> None:
     common = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     model = random_model("llama4_text", **common, **heads, **values)
-    engine = Engine(EngineConfig(prior=False, cache_bytes=1 << 22), loaded=loaded(model))
+    engine = Engine(EngineConfig(prior=False, compile=False, cache_bytes=1 << 22), loaded=loaded(model))
     assert engine.context_length == 32

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from racer.model.packed import PackedLinear, can_pack, pack_linears
+from racer.model.packed import LinearPart, PackedLinear, can_pack, pack_linears, siblings
 from tests.tiny import tiny_model
 
 needs_packing = pytest.mark.may_skip("a processor without bfloat16 products has nothing to pack for")
@@ -19,7 +19,7 @@ def test_same_values(rows: int, bias: bool) -> None:
     linear = nn.Linear(96, 160, bias=bias, dtype=torch.bfloat16)
     x = torch.randn(1, rows, 96, dtype=torch.bfloat16)
     with torch.inference_mode():
-        expected, found = linear(x), PackedLinear(linear)(x)
+        expected, found = linear(x), PackedLinear([linear])(x)
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
 
@@ -37,6 +37,27 @@ def test_packs_every_plain_layer_once() -> None:
         assert pack_linears(model) == 0
         found = model(ids).logits
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+@needs_packing
+def test_layers_over_the_same_rows_become_one_product() -> None:
+    if not can_pack():
+        pytest.skip("this processor has no bfloat16 products")
+    model = tiny_model("llama").bfloat16()
+    ids, others = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[9, 3]])
+    with torch.inference_mode():
+        expected, of_others = model(ids).logits, model(others).logits
+        with siblings(model) as groups:
+            model(ids)
+        assert sorted(len(group) for group in groups) == [1] * 3 * 2 + [1] + [2] * 3 + [3] * 3
+        assert pack_linears(model, groups) == 3 * 7 + 1
+        products = [module for module in model.modules() if isinstance(module, PackedLinear)]
+        assert len(products) == 3 * 4 + 1
+        for _ in range(2):
+            torch.testing.assert_close(model(ids).logits, expected, rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(model(others).logits, of_others, rtol=2e-2, atol=2e-2)
+    parts = [module for module in model.modules() if isinstance(module, LinearPart)]
+    assert len(parts) == 3 * 5 and all(part._shared.product is None for part in parts), "a product is still held"
 
 
 def test_leaves_float32_alone() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from racer.errors import ConfigError, UnsupportedModelError
-from racer.model.attention import ATTENTION, STEP, packed_attention
+from racer.model.attention import ATTENTION, packed_attention
 from racer.model.layout import Segment
 from racer.model.runner import ModelRunner
 from racer.model.selftest import check_verifiable
@@ -62,7 +62,7 @@ def test_unsupported_attention_argument_is_refused_with_its_reason() -> None:
     module.layer_idx = 0  # type: ignore[assignment]
     heads = torch.zeros(1, 1, 2, 4)
     with pytest.raises(UnsupportedModelError, match="position_bias"):
-        packed_attention(module, heads, heads, heads, None, position_bias=torch.zeros(1), **{STEP: None})
+        packed_attention(module, heads, heads, heads, None, position_bias=torch.zeros(1))
 
 
 def test_self_test_finds_attention_that_mixes_branches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,568 @@
+// Products and attention of a decoding step in bfloat16, on the processor's matrix tiles (AMX).
+//
+// racer::pack_weight   lays a weight out in tiles, once
+// racer::tile_linear   rows times packed weight
+// racer::tile_attend   attention of all sequences of a step over the key-value cache
+// racer::top_k         most likely tokens of many rows of logits
+//
+// A tile holds 16 rows of 64 bytes. tdpbf16ps multiplies 16 x 32 by 32 x 16 elements, where the second operand holds
+// pairs of consecutive rows side by side: element (k, n) at row k / 2, column 2 n + k % 2.
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <torch/library.h>
+#include <ATen/ATen.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+namespace {
+
+using Half = uint16_t;  // bfloat16 bits
+
+constexpr int64_t kTile = 16;    // rows of a tile, and 32-bit elements of its row
+constexpr int64_t kDepth = 32;   // bfloat16 elements of a tile's row
+constexpr int64_t kColumns = 32; // output features of a packed block
+constexpr int64_t kKeys = 64;    // keys that attention looks at together
+constexpr int64_t kRows = 64;    // query rows of a piece of attention's work
+constexpr int64_t kMaxDim = 256;
+constexpr int64_t kAhead = 6144; // bytes of a weight that are fetched ahead: three steps of a block
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start = 0;
+  uint8_t reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  void set(int tile, int64_t count) {
+    bytes[tile] = count ? 64 : 0;
+    rows[tile] = static_cast<uint8_t>(count);
+  }
+};
+
+__m512 widen16(const Half* from) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+// Ask the kernel for the right to use tiles; once a process.
+bool allow_tiles() {
+  constexpr int request_permission = 0x1023, tile_data = 18;
+  static const bool allowed = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  return allowed;
+}
+
+// --- products
+
+// Rows in blocks of at most 32: tiles 0-3 sums, 4-5 rows, 6-7 weights.
+void configure_product(int64_t rows) {
+  TileConfig config;
+  const int64_t first = std::min(rows, kTile), second = rows - first;
+  for (int tile : {0, 1, 4}) config.set(tile, first);
+  for (int tile : {2, 3, 5}) config.set(tile, second);
+  for (int tile : {6, 7}) config.set(tile, kTile);
+  _tile_loadconfig(&config);
+}
+
+// y[row, 0..32] of up to 32 rows, for one packed block of 32 output features; `fresh`: it comes from memory.
+void product_block(const Half* x, const Half* block, const Half* bias, Half* y, int64_t rows, int64_t depth,
+                   int64_t outputs, bool fresh) {
+  alignas(64) float sums[kColumns][kColumns];
+  const bool both = rows > kTile;
+  const int64_t stride = depth * sizeof(Half);
+  _tile_zero(0);
+  _tile_zero(1);
+  if (both) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t k = 0; k < depth; k += kDepth) {
+    const Half* tile = block + k * kColumns;
+    if (fresh) {
+      const char* ahead = reinterpret_cast<const char*>(tile) + kAhead;
+      for (int64_t line = 0; line < kColumns; ++line) _mm_prefetch(ahead + 64 * line, _MM_HINT_T0);
+    }
+    _tile_loadd(4, x + k, stride);
+    _tile_loadd(6, tile, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, tile + kTile * kDepth, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    if (both) {
+      _tile_loadd(5, x + kTile * depth + k, stride);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  constexpr int64_t sum_stride = kColumns * sizeof(float);
+  _tile_stored(0, &sums[0][0], sum_stride);
+  _tile_stored(1, &sums[0][kTile], sum_stride);
+  if (both) {
+    _tile_stored(2, &sums[kTile][0], sum_stride);
+    _tile_stored(3, &sums[kTile][kTile], sum_stride);
+  }
+  __m512 low = _mm512_setzero_ps(), high = low;
+  if (bias) {
+    low = widen16(bias);
+    high = widen16(bias + kTile);
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    const __m512 a = _mm512_add_ps(_mm512_load_ps(&sums[row][0]), low);
+    const __m512 b = _mm512_add_ps(_mm512_load_ps(&sums[row][kTile]), high);
+    const __m512bh both_halves = _mm512_cvtne2ps_pbh(b, a);
+    std::memcpy(y + row * outputs, &both_halves, sizeof both_halves);
+  }
+}
+
+const Half* bits(const at::Tensor& tensor) { return reinterpret_cast<const Half*>(tensor.const_data_ptr()); }
+
+// weight [outputs, depth] to [outputs / 32, depth / 32, 2, 16, 32].
+at::Tensor pack_weight(const at::Tensor& weight) {
+  TORCH_CHECK(weight.scalar_type() == at::kBFloat16 && weight.dim() == 2, "a bfloat16 matrix is wanted");
+  const int64_t outputs = weight.size(0), depth = weight.size(1);
+  TORCH_CHECK(outputs % kColumns == 0 && depth % kDepth == 0, "both sizes must be multiples of 32");
+  // [block, half, column, step, pair, 2] -> [block, step, half, pair, column, 2]
+  return weight.reshape({outputs / kColumns, 2, kTile, depth / kDepth, kTile, 2})
+      .permute({0, 3, 1, 4, 2, 5})
+      .contiguous()
+      .view({outputs / kColumns, depth / kDepth, 2, kTile, kDepth});
+}
+
+at::Tensor tile_linear(const at::Tensor& rows_in, const at::Tensor& packed, const std::optional<at::Tensor>& bias) {
+  const at::Tensor rows = rows_in.contiguous();
+  const int64_t outputs = packed.size(0) * kColumns, depth = packed.size(1) * kDepth;
+  TORCH_CHECK(rows.size(-1) == depth, "rows of ", depth, " elements are wanted");
+  auto shape = rows.sizes().vec();
+  shape.back() = outputs;
+  at::Tensor out = at::empty(shape, rows.options());
+  const int64_t count = rows.numel() / depth;
+  const Half *x = bits(rows), *w = bits(packed), *b = bias ? bits(*bias) : nullptr;
+  Half* y = reinterpret_cast<Half*>(out.data_ptr());
+#pragma omp parallel
+  {
+    int64_t configured = 0;
+#pragma omp for schedule(static) nowait
+    for (int64_t block = 0; block < outputs / kColumns; ++block) {
+      for (int64_t row = 0; row < count; row += kColumns) {
+        const int64_t height = std::min(kColumns, count - row);
+        if (height != configured) configure_product(configured = height);
+        product_block(x + row * depth, w + block * kColumns * depth, b ? b + block * kColumns : nullptr,
+                      y + row * outputs + block * kColumns, height, depth, outputs, row == 0);
+      }
+    }
+    _tile_release();
+  }
+  return out;
+}
+
+// --- attention
+
+struct Sequence {
+  int64_t row, nodes, start, cached, tree;  // tree: offset of its visibility matrix, -1 for a chain
+};
+
+struct Heads {
+  const Half* data;
+  int64_t head, token;  // strides in elements
+
+  const Half* at(int64_t h, int64_t t) const { return data + h * head + t * token; }
+};
+
+struct Work {
+  int64_t sequence, kv_head, first_row;
+};
+
+struct Step {
+  Heads query, keys, values;
+  const Sequence* sequences;
+  const int32_t* depths;   // [tokens] of each node in its tree
+  const uint8_t* visible;  // node i sees node j of its tree
+  int64_t group, dim, value_dim, heads;
+  float scale;
+  int64_t window;  // 0: none
+  Half* out;
+};
+
+struct Scratch {
+  alignas(64) Half query[kRows * kMaxDim];
+  alignas(64) Half keys[kKeys * kMaxDim];
+  alignas(64) Half values[kKeys * kMaxDim];
+  alignas(64) float scores[kRows * kKeys];
+  alignas(64) Half probs[kRows * kKeys];
+  alignas(64) float sums[kRows * kMaxDim];
+  float most[kRows], total[kRows];
+};
+
+__m512 exp16(__m512 x) {
+  x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);  // in this order what is not a number stays so
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
+  __m512 f = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+  f = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), f);
+  __m512 p = _mm512_set1_ps(1.0f / 720);
+  for (const float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c));
+  return _mm512_scalef_ps(p, n);
+}
+
+// In place: element (i, j) of 32 bits to (j, i).
+void transpose(__m512i r[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+
+// Keys first..first + count of a head as second operands: tiles [key / 16][dim / 32]. Those missing are zero.
+void pack_keys(const Step& step, int64_t head, int64_t first, int64_t count, Half* packed) {
+  for (int64_t key = 0; key < count; key += kTile) {
+    for (int64_t d = 0; d < step.dim; d += kDepth, packed += kTile * kDepth) {
+      __m512i rows[16];
+      for (int64_t i = 0; i < kTile; ++i) {
+        rows[i] = key + i < count ? _mm512_loadu_si512(step.keys.at(head, first + key + i) + d) : _mm512_setzero_si512();
+      }
+      transpose(rows);
+      for (int64_t i = 0; i < kTile; ++i) _mm512_store_si512(packed + i * kDepth, rows[i]);
+    }
+  }
+}
+
+// Values likewise: tiles [key / 32][dim / 16].
+void pack_values(const Step& step, int64_t head, int64_t first, int64_t count, Half* packed) {
+  const auto halves = [&](int64_t key, int64_t d) {
+    if (key >= count) return _mm512_setzero_si512();
+    const Half* from = step.values.at(head, first + key) + d;
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  };
+  for (int64_t key = 0; key < count; key += kDepth) {
+    for (int64_t d = 0; d < step.value_dim; d += kTile) {
+      for (int64_t pair = 0; pair < kTile; ++pair, packed += kDepth) {
+        const __m512i low = halves(key + 2 * pair, d), high = halves(key + 2 * pair + 1, d);
+        _mm512_store_si512(packed, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+      }
+    }
+  }
+}
+
+uint64_t low_bits(int64_t count) { return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1; }
+
+// Bits of the keys first..first + count that a node may look at.
+uint64_t visible_keys(const Step& step, const Sequence& s, int64_t node, int64_t first, int64_t count) {
+  const int64_t old = std::clamp<int64_t>(s.cached - first, 0, count);  // those before the tree
+  const int64_t start = first + old - s.cached;                         // the tree's node that comes next
+  uint64_t seen = low_bits(old);
+  if (old < count) {
+    uint64_t own;
+    if (s.tree < 0) {
+      own = low_bits(std::max<int64_t>(0, node + 1 - start));
+    } else {
+      const uint8_t* row = step.visible + s.tree + node * s.nodes + start;
+      own = _mm512_test_epi8_mask(_mm512_maskz_loadu_epi8(low_bits(count - old), row), _mm512_set1_epi8(1));
+    }
+    seen |= (own & low_bits(count - old)) << old;
+  }
+  if (step.window) {
+    const int32_t* depths = step.depths + s.row;
+    const int64_t lowest = s.cached + depths[node] - step.window;  // the newest position out of sight
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t position = i < old ? first + i : s.cached + depths[start + i - old];
+      if (position <= lowest) seen &= ~(uint64_t{1} << i);
+    }
+  }
+  return seen;
+}
+
+// Scores of a block of keys to weights, with the running maximum and sum of each row.
+void weigh(const Step& step, const Sequence& s, int64_t first_row, int64_t rows, int64_t first, int64_t count,
+           Scratch& w) {
+  const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  const uint64_t all = low_bits(count);
+  const int64_t deepest = s.cached + s.nodes - 1;
+  const bool masked = first + count > s.cached || (step.window && first <= deepest - step.window);
+  uint64_t seen = all;
+  for (int64_t row = 0, node = -1; row < rows; ++row) {
+    const int64_t mine = (first_row + row) / step.group;
+    if (masked && mine != node) seen = visible_keys(step, s, mine, first, count);
+    node = mine;
+    __m512 x[4];
+    __m512 top = lowest;
+    for (int i = 0; i < 4; ++i) {
+      const __m512 scaled = _mm512_mul_ps(_mm512_load_ps(w.scores + row * kKeys + i * kTile), _mm512_set1_ps(step.scale));
+      x[i] = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(seen >> (16 * i)), scaled);
+      top = _mm512_max_ps(top, x[i]);
+    }
+    const float most = std::max(w.most[row], _mm512_reduce_max_ps(top));
+    const __m512 reference = _mm512_set1_ps(most == -std::numeric_limits<float>::infinity() ? 0.0f : most);
+    __m512 total = _mm512_setzero_ps();
+    for (int i = 0; i < 4; ++i) {
+      x[i] = _mm512_maskz_mov_ps(static_cast<__mmask16>(seen >> (16 * i)), exp16(_mm512_sub_ps(x[i], reference)));
+      total = _mm512_add_ps(total, x[i]);
+    }
+    for (int i = 0; i < 2; ++i) {
+      const __m512bh halves = _mm512_cvtne2ps_pbh(x[2 * i + 1], x[2 * i]);
+      std::memcpy(w.probs + row * kKeys + i * kDepth, &halves, sizeof halves);
+    }
+    if (most > w.most[row]) {
+      const __m512 keep = exp16(_mm512_sub_ps(_mm512_set1_ps(w.most[row]), reference));
+      const float kept = _mm512_cvtss_f32(keep);
+      w.total[row] *= kept;
+      float* sums = w.sums + row * step.value_dim;
+      for (int64_t d = 0; d < step.value_dim; d += kTile) {
+        _mm512_store_ps(sums + d, _mm512_mul_ps(_mm512_load_ps(sums + d), _mm512_set1_ps(kept)));
+      }
+      w.most[row] = most;
+    }
+    w.total[row] += _mm512_reduce_add_ps(total);
+  }
+}
+
+void score(const Step& step, int64_t tiles, int64_t count, Scratch& w) {
+  const int64_t dim = step.dim, steps = dim / kDepth;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < steps; ++k) {
+      const Half* packed = w.keys + k * kTile * kDepth;
+      const int64_t next = steps * kTile * kDepth;
+      _tile_loadd(4, w.query + tile * kTile * dim + k * kDepth, dim * sizeof(Half));
+      _tile_loadd(5, packed, 64);
+      _tile_dpbf16ps(0, 4, 5);
+      if (count > kTile) {
+        _tile_loadd(6, packed + next, 64);
+        _tile_dpbf16ps(1, 4, 6);
+      }
+      if (count > 2 * kTile) {
+        _tile_loadd(5, packed + 2 * next, 64);
+        _tile_dpbf16ps(2, 4, 5);
+      }
+      if (count > 3 * kTile) {
+        _tile_loadd(6, packed + 3 * next, 64);
+        _tile_dpbf16ps(3, 4, 6);
+      }
+    }
+    float* scores = w.scores + tile * kTile * kKeys;
+    constexpr int64_t stride = kKeys * sizeof(float);
+    _tile_stored(0, scores, stride);
+    _tile_stored(1, scores + kTile, stride);
+    _tile_stored(2, scores + 2 * kTile, stride);
+    _tile_stored(3, scores + 3 * kTile, stride);
+  }
+}
+
+void gather(const Step& step, int64_t tiles, int64_t count, Scratch& w) {
+  const int64_t dims = step.value_dim / kTile, stride = step.value_dim * sizeof(float);
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const Half* probs = w.probs + tile * kTile * kKeys;
+    _tile_loadd(4, probs, kKeys * sizeof(Half));
+    if (count > kDepth) _tile_loadd(5, probs + kDepth, kKeys * sizeof(Half));
+    for (int64_t d = 0; d < dims; ++d) {
+      float* sums = w.sums + tile * kTile * step.value_dim + d * kTile;
+      _tile_loadd(0, sums, stride);
+      _tile_loadd(6, w.values + d * kTile * kDepth, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      if (count > kDepth) {
+        _tile_loadd(7, w.values + (dims + d) * kTile * kDepth, 64);
+        _tile_dpbf16ps(0, 5, 7);
+      }
+      _tile_stored(0, sums, stride);
+    }
+  }
+}
+
+// One piece: up to 64 (node, head) rows that share a key-value head, over all keys of their sequence.
+void attend(const Step& step, const Work& work, Scratch& w) {
+  const Sequence& s = step.sequences[work.sequence];
+  const int64_t rows = std::min(kRows, s.nodes * step.group - work.first_row);
+  const int64_t tiles = (rows + kTile - 1) / kTile;
+  const int64_t last_node = (work.first_row + rows - 1) / step.group;
+  std::memset(w.query, 0, tiles * kTile * step.dim * sizeof(Half));
+  std::memset(w.probs, 0, sizeof w.probs);
+  std::memset(w.sums, 0, tiles * kTile * step.value_dim * sizeof(float));
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t at = work.first_row + row, head = work.kv_head * step.group + at % step.group;
+    std::memcpy(w.query + row * step.dim, step.query.at(head, s.row + at / step.group), step.dim * sizeof(Half));
+    w.most[row] = -std::numeric_limits<float>::infinity();
+    w.total[row] = 0;
+  }
+  const int64_t end = s.cached + (s.tree < 0 ? last_node + 1 : s.nodes);
+  int64_t first = step.window ? std::max<int64_t>(0, s.cached - step.window + 1) : 0;
+  for (first -= first % kKeys; first < end; first += kKeys) {
+    const int64_t count = std::min(kKeys, end - first);
+    pack_keys(step, work.kv_head, s.start + first, count, w.keys);
+    pack_values(step, work.kv_head, s.start + first, count, w.values);
+    score(step, tiles, count, w);
+    weigh(step, s, work.first_row, rows, first, count, w);
+    gather(step, tiles, count, w);
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t at = work.first_row + row, head = work.kv_head * step.group + at % step.group;
+    Half* out = step.out + ((s.row + at / step.group) * step.heads + head) * step.value_dim;
+    const __m512 share = _mm512_set1_ps(1.0f / w.total[row]);
+    for (int64_t d = 0; d < step.value_dim; d += kTile) {
+      const __m256bh halves = _mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_load_ps(w.sums + row * step.value_dim + d), share));
+      std::memcpy(out + d, &halves, sizeof halves);
+    }
+  }
+}
+
+Heads heads_of(const at::Tensor& tensor) {  // [heads, tokens, dim]
+  TORCH_CHECK(tensor.scalar_type() == at::kBFloat16 && tensor.stride(2) == 1, "bfloat16 heads in one piece are wanted");
+  return {bits(tensor), tensor.stride(0), tensor.stride(1)};
+}
+
+// Writes keys and values [kv_heads, tokens, dim] to `places` of the cache, then attends; out [tokens, heads, dim].
+// sequences int64 [n, 5]: first row, nodes, first place, cached tokens, offset into `visible` or -1.
+at::Tensor tile_attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                       const at::Tensor& cached_keys, const at::Tensor& cached_values, const at::Tensor& places,
+                       const at::Tensor& sequences, const at::Tensor& depths, const at::Tensor& visible, double scale,
+                       int64_t window) {
+  const int64_t heads = query.size(0), tokens = query.size(1), kv_heads = key.size(0);
+  const int64_t dim = query.size(2), value_dim = value.size(2), group = heads / kv_heads;
+  TORCH_CHECK(dim % kDepth == 0 && value_dim % kDepth == 0 && std::max(dim, value_dim) <= kMaxDim, "head size");
+  at::Tensor out = at::empty({tokens, heads, value_dim}, query.options());
+  const Heads new_keys = heads_of(key), new_values = heads_of(value);
+  Step step{heads_of(query), heads_of(cached_keys), heads_of(cached_values),
+            reinterpret_cast<const Sequence*>(sequences.const_data_ptr<int64_t>()), depths.const_data_ptr<int32_t>(),
+            visible.const_data_ptr<uint8_t>(), group, dim, value_dim, heads, static_cast<float>(scale), window,
+            reinterpret_cast<Half*>(out.data_ptr())};
+  const int64_t* place = places.const_data_ptr<int64_t>();
+  std::vector<Work> works;
+  for (int64_t i = 0; i < sequences.size(0); ++i) {
+    for (int64_t h = 0; h < kv_heads; ++h) {
+      for (int64_t row = 0; row < step.sequences[i].nodes * group; row += kRows) works.push_back({i, h, row});
+    }
+  }
+#pragma omp parallel
+  {
+#pragma omp for schedule(static)
+    for (int64_t token = 0; token < tokens; ++token) {
+      for (int64_t h = 0; h < kv_heads; ++h) {
+        std::memcpy(const_cast<Half*>(step.keys.at(h, place[token])), new_keys.at(h, token), dim * sizeof(Half));
+        std::memcpy(const_cast<Half*>(step.values.at(h, place[token])), new_values.at(h, token),
+                    value_dim * sizeof(Half));
+      }
+    }
+    static thread_local std::unique_ptr<Scratch> scratch = std::make_unique<Scratch>();
+    TileConfig config;
+    for (int tile = 0; tile < 8; ++tile) config.set(tile, kTile);
+    _tile_loadconfig(&config);
+#pragma omp for schedule(dynamic) nowait
+    for (size_t i = 0; i < works.size(); ++i) attend(step, works[i], *scratch);
+    _tile_release();
+  }
+  return out;
+}
+
+// --- the most likely tokens
+
+float widen(Half half) {
+  const uint32_t wide = static_cast<uint32_t>(half) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+// The k largest of a row, the smaller index first among equals, and their softmax probabilities.
+void top_k_row(const Half* row, int64_t length, int64_t k, std::vector<float>& block_most, float* values,
+               int32_t* tokens, float* probs) {
+  constexpr int64_t block = 128;
+  const int64_t blocks = (length + block - 1) / block;
+  block_most.assign(blocks, -std::numeric_limits<float>::infinity());
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t end = std::min(length, (b + 1) * block);
+    int64_t i = b * block;
+    __m512 most = _mm512_set1_ps(block_most[b]);
+    for (; i + kTile <= end; i += kTile) most = _mm512_max_ps(most, widen16(row + i));
+    float top = _mm512_reduce_max_ps(most);
+    for (; i < end; ++i) top = std::max(top, widen(row[i]));
+    block_most[b] = top;
+  }
+  int64_t found = 0;
+  for (int64_t b = 0; b < blocks; ++b) {
+    if (found == k && block_most[b] <= values[k - 1]) continue;
+    for (int64_t i = b * block; i < std::min(length, (b + 1) * block); ++i) {
+      const float value = widen(row[i]);
+      if (found == k && !(value > values[k - 1])) continue;
+      int64_t at = std::min(found, k - 1);
+      found = std::min(found + 1, k);
+      for (; at > 0 && values[at - 1] < value; --at) {
+        values[at] = values[at - 1];
+        tokens[at] = tokens[at - 1];
+      }
+      values[at] = value;
+      tokens[at] = static_cast<int32_t>(i);
+    }
+  }
+  const __m512 most = _mm512_set1_ps(values[0]);
+  __m512 sums = _mm512_setzero_ps();
+  int64_t i = 0;
+  for (; i + kTile <= length; i += kTile) sums = _mm512_add_ps(sums, exp16(_mm512_sub_ps(widen16(row + i), most)));
+  float total = _mm512_reduce_add_ps(sums);
+  for (; i < length; ++i) total += std::exp(widen(row[i]) - values[0]);
+  for (int64_t j = 0; j < k; ++j) probs[j] = std::exp(values[j] - values[0]) / total;
+}
+
+// logits [rows, vocab] to tokens int32 and probabilities float32 [rows, k].
+std::tuple<at::Tensor, at::Tensor> top_k(const at::Tensor& logits_in, int64_t k) {
+  const at::Tensor logits = logits_in.contiguous();
+  const int64_t rows = logits.size(0), vocab = logits.size(1);
+  at::Tensor tokens = at::zeros({rows, k}, logits.options().dtype(at::kInt));
+  at::Tensor probs = at::empty({rows, k}, logits.options().dtype(at::kFloat));
+  const Half* from = bits(logits);
+  int32_t* token = tokens.data_ptr<int32_t>();
+  float* prob = probs.data_ptr<float>();
+#pragma omp parallel
+  {
+    std::vector<float> block_most, values(k);
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+      top_k_row(from + row * vocab, vocab, k, block_most, values.data(), token + row * k, prob + row * k);
+    }
+  }
+  return {tokens, probs};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(racer, library) {
+  library.def("allow_tiles() -> bool", allow_tiles);
+  library.def("pack_weight(Tensor weight) -> Tensor");
+  library.def("tile_linear(Tensor rows, Tensor packed, Tensor? bias) -> Tensor");
+  library.def("top_k(Tensor logits, int k) -> (Tensor, Tensor)");
+  library.def(
+      "tile_attend(Tensor query, Tensor key, Tensor value, Tensor(a!) cached_keys, Tensor(b!) cached_values, "
+      "Tensor places, Tensor sequences, Tensor depths, Tensor visible, float scale, int window) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(racer, CPU, library) {
+  library.impl("pack_weight", pack_weight);
+  library.impl("tile_linear", tile_linear);
+  library.impl("tile_attend", tile_attend);
+  library.impl("top_k", top_k);
+}

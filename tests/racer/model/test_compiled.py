@@ -1,0 +1,64 @@
+"""Compiled layers decode what the layers as written decode; where they cannot be compiled, they run as written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from racer import Request, SamplingParams
+from racer.model import compiled
+from racer.model.compiled import repeated_blocks
+from tests.racer.engine.helpers import decode, loaded, prompt, tiny_engine
+from tests.tiny import tiny_model
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "gpt_oss"])
+def test_ids_equal_generate(family: str) -> None:
+    """Plain attention, windows with soft-caps, experts, and sinks; one row and many, chunks and trees."""
+    model, prompts, tokens = tiny_model(family), [prompt(5, 1), prompt(14, 2), prompt(40, 3)], 24
+    expected = [
+        model.generate(  # type: ignore[operator]
+            torch.tensor([text]), max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        )[0, len(text) :].tolist()
+        for text in prompts
+    ]
+    engine = tiny_engine(family, prefill_chunk=16, compile=True)
+    assert engine.runner.compiled
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    together = decode(engine, [Request(text, params) for text in prompts])
+    assert [choices[0].token_ids for choices in together] == expected
+    alone = [decode(engine, [Request(text, params)])[0][0].token_ids for text in prompts]
+    assert alone == expected
+
+
+def test_blocks_are_those_that_hold_attention() -> None:
+    model = loaded(tiny_model("gpt_neox")).model
+    attention = [module for module in model.modules() if type(module).__name__.endswith("Attention")]
+    assert repeated_blocks(model, attention) == list(model.gpt_neox.layers)
+    assert repeated_blocks(nn.Linear(2, 2), attention) == []
+
+
+def test_without_a_compiler_layers_run_as_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled, "_why_not", lambda device: "no C++ compiler was found")
+    engine = tiny_engine(compile=True)
+    assert not engine.runner.compiled and "no C++ compiler was found" in caplog.text
+
+
+def test_a_layer_that_does_not_compile_runs_as_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("internal compiler error")
+
+    def broken(block: nn.Module, **_: Any) -> None:
+        block._compiled_call_impl = fail
+
+    monkeypatch.setattr(nn.Module, "compile", broken)
+    engine = tiny_engine(compile=True)
+    assert not engine.runner.compiled and "internal compiler error" in caplog.text
+    assert len(decode(engine, [Request(prompt(5), SamplingParams(max_tokens=4))])[0][0].token_ids) > 0

@@ -1,0 +1,104 @@
+"""The matrix kernels compute what torch computes, row by row the same whatever else is in the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from racer.cache.pool import KVPool, LayerShape
+from racer.model import native
+from racer.model.layout import Segment, StepLayout
+from racer.model.native import have_tiles, load_kernels
+
+pytestmark = pytest.mark.may_skip("a processor without matrix tiles runs torch's own products")
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> None:
+    if not have_tiles():
+        pytest.skip("this processor has no bfloat16 tiles (AMX)")
+    assert load_kernels(), "the kernels could not be built"
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (960, 576), (576, 1536)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_product(outputs: int, inputs: int, bias: bool) -> None:
+    weight = (torch.randn(outputs, inputs) * 0.05).bfloat16()
+    offset = torch.randn(outputs).bfloat16() if bias else None
+    packed = torch.ops.racer.pack_weight(weight)
+    for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64, 100):
+        x = torch.randn(1, rows, inputs).bfloat16()
+        found = torch.ops.racer.tile_linear(x, packed, offset)
+        expected = torch.nn.functional.linear(x.float(), weight.float(), None if offset is None else offset.float())
+        torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2)
+        alone = [torch.ops.racer.tile_linear(x[:, row : row + 1], packed, offset) for row in range(rows)]
+        assert torch.equal(found, torch.cat(alone, 1)), "a row depends on the others"
+
+
+def reference(query: Tensor, keys: Tensor, values: Tensor, seen: NDArray[np.bool_]) -> Tensor:
+    """Attention in float32: query ``[heads, n, d]``, keys and values ``[kv_heads, m, d]`` to ``[n, heads, d]``."""
+    groups = query.shape[0] // keys.shape[0]
+    keys, values = keys.float().repeat_interleave(groups, 0), values.float().repeat_interleave(groups, 0)
+    scores = query.float() @ keys.transpose(1, 2) * query.shape[-1] ** -0.5
+    weights = scores.masked_fill(~torch.from_numpy(seen), float("-inf")).softmax(-1)
+    return torch.matmul(weights, values).transpose(0, 1)
+
+
+def tree(nodes: int, branching: bool) -> NDArray[np.int32]:
+    rng = np.random.default_rng(nodes)
+    above = [rng.integers(0, i) if branching else i - 1 for i in range(1, nodes)]
+    return np.array([-1, *above], np.int32)
+
+
+def seen_by(parents: NDArray[np.int32], cached: int, window: int) -> NDArray[np.bool_]:
+    nodes = len(parents)
+    own, depth = np.zeros((nodes, nodes), np.bool_), np.zeros(nodes, np.int64)
+    for node, parent in enumerate(parents):
+        if node:
+            own[node], depth[node] = own[parent], depth[parent] + 1
+        own[node, node] = True
+    seen = np.concatenate([np.ones((nodes, cached), np.bool_), own], 1)
+    positions = np.concatenate([np.arange(cached), cached + depth])
+    return seen & ((cached + depth)[:, None] - positions[None] < window) if window else seen
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 32), (8, 2, 128), (4, 1, 256)])
+@pytest.mark.parametrize("window", [0, 40])
+def test_attention(heads: int, kv_heads: int, dim: int, window: int) -> None:
+    pool = KVPool([LayerShape(kv_heads, dim, dim)], 1200, torch.bfloat16, "cpu")
+    keys, values = pool.keys[0], pool.values[0]
+    keys.fill_(float("nan"))  # nothing outside a sequence's own places may be read into a sum
+    values.fill_(float("nan"))
+    segments, start = [], 0
+    for nodes, cached, branching in [(1, 0, 0), (1, 100, 0), (5, 63, 1), (40, 300, 1), (130, 70, 0), (70, 0, 1)]:
+        for cache in (keys, values):
+            cache[:, start : start + cached] = torch.randn(kv_heads, cached, dim)
+        segments.append(Segment(np.zeros(nodes, np.int32), tree(nodes, bool(branching)), start, cached))
+        start += cached + nodes + 3
+    layout = StepLayout(segments, pool, torch.bfloat16, torch.device("cpu"), tiled=True)
+    tokens = layout.places.shape[0]
+    query, new_keys, new_values = (torch.randn(n, tokens, dim).bfloat16() for n in (heads, kv_heads, kv_heads))
+    assert layout.tiled is not None
+    attend = torch.ops.racer.tile_attend
+    found = attend(query, new_keys, new_values, keys, values, layout.places, *layout.tiled, dim**-0.5, window)
+    row = 0
+    for segment in segments:
+        rows = slice(row, row := row + len(segment.tokens))
+        places = slice(segment.start, segment.start + segment.cached + len(segment.tokens))
+        seen = seen_by(segment.parents, segment.cached, window)
+        expected = reference(query[:, rows], keys[:, places], values[:, places], seen)
+        torch.testing.assert_close(found[rows].float(), expected, rtol=3e-2, atol=3e-2)
+
+
+def test_without_a_compiler_torch_runs_instead(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RACER_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert not native.load_kernels.__wrapped__()
+    assert "apt-get install g++" in caplog.text
