@@ -1,4 +1,4 @@
-"""What the store costs: lookups while another process writes, ingest, memory; each beside the plain layout.
+"""What the store costs: lookups, alone and while others write; ingest; memory; each beside the plain layout.
 
 The text is made up: tokens of a Zipf distribution, with passages that come again as in real text. ``measure`` is what
 ``python -m datastore bench`` prints.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ FINGERPRINT = "be4c"
 VOCABULARY = 49_152
 REQUESTS = 32
 CONTEXT_TOKENS = 16
+WRITER_TOKENS_PER_S = 10_000
+"""Of the process that writes what was generated while lookups are timed: twenty replicas of 500 tokens a second."""
 
 
 def corpus(tokens: int, seed: int) -> Ints:
@@ -62,13 +65,16 @@ def measure(
         ingest_s = _timed(lambda: store.learn([text]))
         stats = store.stats()
         quiet = _lookup_ms(store, text, lookups)
-        busy = _while_writing(url, namespace, lambda: _lookup_ms(store, text, lookups))
+        paced = _while_writing(url, namespace, WRITER_TOKENS_PER_S, lambda: _lookup_ms(store, text, lookups))
+        busy = _while_writing(url, namespace, None, lambda: _lookup_ms(store, text, lookups))
         return {
             "tokens": tokens,
             "requests": REQUESTS,
             "contexts_per_lookup": REQUESTS * len(LEVELS),
             "lookup_ms": _quantiles(quiet),
-            "lookup_ms_while_writing": _quantiles(busy),
+            "writer_tokens_per_s": WRITER_TOKENS_PER_S,
+            "lookup_ms_while_writing": _quantiles(paced),
+            "lookup_ms_while_ingesting": _quantiles(busy),
             "ingest_tokens_per_s": round(tokens / ingest_s),
             "contexts_per_token": round(stats.contexts / tokens, 3),
             "memory_bytes_per_token": round(stats.memory_bytes / tokens, 1),
@@ -121,7 +127,7 @@ def _times_ms(lookup: Callable[[Sequence[Ints]], object], text: Ints, lookups: i
     for _ in range(lookups):
         ends = chance.integers(CONTEXT_TOKENS, len(text), REQUESTS)
         contexts = [(unseen if i % 2 else text)[end - CONTEXT_TOKENS : end] for i, end in enumerate(ends)]
-        times.append(1000 * _timed(lambda contexts=contexts: lookup(contexts)))  # type: ignore[misc]
+        times.append(1000 * _timed(partial(lookup, contexts)))
     return times[len(times) // 20 :]
 
 
@@ -129,11 +135,11 @@ def _quantiles(times: list[float]) -> dict[str, float]:
     return {name: round(float(np.quantile(times, q)), 3) for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))}
 
 
-def _while_writing(url: str, namespace: str, work: Callable[[], list[float]]) -> list[float]:
-    """``work``'s result, a process learning in the meantime as fast as it can."""
+def _while_writing(url: str, namespace: str, rate: float | None, work: Callable[[], list[float]]) -> list[float]:
+    """``work``'s result; meanwhile a process learns ``rate`` tokens a second, or as fast as it can."""
     context = multiprocessing.get_context("spawn")
     ready, stop = context.Event(), context.Event()
-    writer = context.Process(target=_write_on, args=(url, namespace, ready, stop), daemon=True)
+    writer = context.Process(target=_write_on, args=(url, namespace, rate, ready, stop), daemon=True)
     writer.start()
     try:
         ready.wait(60)
@@ -143,12 +149,15 @@ def _while_writing(url: str, namespace: str, work: Callable[[], list[float]]) ->
         writer.join(60)
 
 
-def _write_on(url: str, namespace: str, ready: Any, stop: Any) -> None:
+def _write_on(url: str, namespace: str, rate: float | None, ready: Any, stop: Any) -> None:
     store = open_store(url, namespace=namespace, fingerprint=FINGERPRINT)
     text = corpus(1_000_000, 3)
-    for start in range(0, len(text), 4096):
-        store.learn([text[start : start + 4096]])
+    size = int(rate / 10) if rate else 1 << 16
+    start = 0
+    while not stop.is_set():
+        elapsed = _timed(partial(store.learn, [text[start : start + size]]))
         ready.set()
-        if stop.is_set():
-            break
+        if rate:
+            stop.wait(max(0.0, size / rate - elapsed))
+        start = (start + size) % (len(text) - size)
     store.close()

@@ -21,8 +21,9 @@ from datastore.store import Continuation, Ints, StoreStats
 from datastore.topology import Pool, Topology
 from datastore.wire import Call, Command, Wire
 
-_COMMAND_ENTRIES = 96
-"""Entries of one merge, about: the server does nothing else meanwhile, and lookups wait."""
+_COMMAND_COST = 160
+_BUCKET_COST = 3
+"""Entries of one merge, about, a bucket costing as much as three more: lookups wait while the server is at it."""
 
 _SCAN = 512
 _SAMPLE = 64
@@ -84,13 +85,13 @@ class RedisStore:
     def _groups(self, parts: Sequence[Part]) -> Iterator[list[Part]]:
         """Neighbours of one shard, about as many as one command should hold."""
         group: list[Part] = []
-        entries = shard = 0
+        cost = shard = 0
         for part in parts:
-            if group and (entries >= _COMMAND_ENTRIES or self._names.shard_of(part.bucket) != shard):
+            if group and (cost >= _COMMAND_COST or self._names.shard_of(part.bucket) != shard):
                 yield group
-                group, entries = [], 0
+                group, cost = [], 0
             group.append(part)
-            entries += part.entries
+            cost += part.entries + _BUCKET_COST
             shard = self._names.shard_of(part.bucket)
         if group:
             yield group

@@ -13,7 +13,8 @@ from racer.store import open_source
 from tests.datastore.servers import Server
 from tests.tiny import byte_tokenizer
 
-SETTINGS = ["--dtype", "float32", "--device", "cpu", "--no-prior", "--cache-bytes", str(1 << 23), "--budget", "8"]
+SETTINGS = ["--dtype", "float32", "--device", "cpu", "--no-prior", "--no-compile", "--budget", "8"]
+SETTINGS += ["--cache-bytes", str(1 << 23)]
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import pytest
 from racer import Engine, EngineConfig
 from racer.commands import main
 
-SETTINGS = ["--dtype", "float32", "--device", "cpu", "--no-prior", "--cache-bytes", str(1 << 23), "--budget", "8"]
+SETTINGS = ["--dtype", "float32", "--device", "cpu", "--no-prior", "--no-compile", "--cache-bytes", str(1 << 23)]
+SETTINGS += ["--budget", "8"]
 TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"

@@ -32,6 +32,7 @@ ENGINE_VALUES: dict[str, tuple[str, Any]] = {
     "top_k": ("4", 4),
     "min_depth": ("3", 3),
     "max_automaton_nodes": ("100", 100),
+    "compile": ("--no-compile", False),
     "prior": ("--no-prior", False),
     "prior_limit_s": ("9", 9.0),
     "cache_bytes": ("1000", 1000),
