@@ -94,7 +94,7 @@ def test_each_scheme_is_served() -> None:
         *("redis://127.0.0.1:1", "rediss://127.0.0.1:1", "valkey://127.0.0.1:1", "memory://", "embedded:"),
         *("redis+sentinel://127.0.0.1:1/mymaster", "redis+cluster://127.0.0.1:1", "rediss+cluster://127.0.0.1:1"),
     ):
-        source = open_source(url, tokenizer)
+        source = open_source(url, tokenizer, "n")
         assert source.counters()["lookups"] == 0
         source.close()
 

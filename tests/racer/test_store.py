@@ -53,19 +53,19 @@ def test_the_scheme_chooses_the_package(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_store_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPatch, url: str, sentence: str) -> None:
     points(monkeypatch, redis="no.such:thing", memory=f"{__name__}:factory")
     with pytest.raises(ConfigError, match=sentence):
-        open_source(url, byte_tokenizer())
+        open_source(url, byte_tokenizer(), "n")
 
 
 def test_without_any_package_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     points(monkeypatch)
     with pytest.raises(ConfigError, match="no installed package provides n-gram stores"):
-        open_source("redis://host", byte_tokenizer())
+        open_source("redis://host", byte_tokenizer(), "n")
 
 
 def test_a_password_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     points(monkeypatch)
     with pytest.raises(ConfigError) as caught:
-        open_source("redis://:hunter2@host", byte_tokenizer())
+        open_source("redis://:hunter2@host", byte_tokenizer(), "n")
     assert "hunter2" not in str(caught.value)
 
 
@@ -73,7 +73,7 @@ def test_a_tokenizer_without_json_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     points(monkeypatch, memory=f"{__name__}:factory")
     slow: PreTrainedTokenizerBase = SimpleNamespace()  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
-        open_source("memory://", slow)
+        open_source("memory://", slow, "n")
 
 
 class Recorder:

@@ -37,7 +37,7 @@ def test_ids_equal_generate(family: str) -> None:
 def test_blocks_are_those_that_hold_attention() -> None:
     model = loaded(tiny_model("gpt_neox")).model
     attention = [module for module in model.modules() if type(module).__name__.endswith("Attention")]
-    assert repeated_blocks(model, attention) == list(model.gpt_neox.layers)
+    assert repeated_blocks(model, attention) == list(model.get_submodule("gpt_neox.layers").children())
     assert repeated_blocks(nn.Linear(2, 2), attention) == []
 
 
