@@ -30,10 +30,10 @@ apt = command -v $(1) >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get 
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(2); } >>$(LOG) 2>&1; }; } || \
 	echo "note: $(1) is missing (Debian: apt-get install $(2)); $(3)" >&2
 
-.PHONY: help setup run test check bench clean lock
+.PHONY: help setup run test test-gpu check bench clean lock
 
 help: ## Show what there is to make
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: $(INSTALLED) ## Install the dependencies into .venv and prepare the demo model
 	@$(call apt,g++,g++,the model runs slower without it)
@@ -54,6 +54,9 @@ check: $(INSTALLED) ## Format, lint and types
 bench: setup ## Compare drafts with plain decoding on DATA=file.jsonl
 	@test -n "$$DATA" || { echo "usage: make bench DATA=file.jsonl (docs/benchmarks.md says where to get one)" >&2; exit 2; }
 	@$(PY) -m racer bench --data "$$DATA" $(ARGS)
+
+test-gpu: setup ## Check ids and time steps on a GPU; one JSON line
+	@$(PY) bench/gpu_check.py $(ARGS)
 
 clean: ## Remove .venv and caches in this folder (the demo model's cache stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

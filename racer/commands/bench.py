@@ -72,7 +72,7 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
         type=comma_list(_drafts),
         default=[*map(str, (Drafts.OFF, Drafts.RETRIEVAL, Drafts.LOGITS, Drafts.RACER))],
         metavar="LIST",
-        help="of off, retrieval, logits, racer, and generate, which is transformers' own model.generate "
+        help="of off, retrieval, logits, racer, and transformers' own: generate, and lookup, its prompt lookup "
         "(default: off,retrieval,logits,racer)",
     )
     parser.add_argument(
@@ -101,8 +101,9 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run the comparison; 1 if some mode's ids differ from plain decoding's by more than a near tie."""
-    if TRANSFORMERS in args.drafts and args.concurrency != [1]:
-        raise ConfigError("generate is timed one prompt at a time; use --concurrency 1 with it")
+    theirs = [name for name in args.drafts if name in TRANSFORMERS]
+    if theirs and args.concurrency != [1]:
+        raise ConfigError(f"{theirs[0]} is timed one prompt at a time; use --concurrency 1 with it")
     questions = read_questions(args.data, args.limit_per_category)
     modes = all_modes(args.drafts, args.tree, args.budget, store=args.store is not None)
     _check_store(args, modes)
@@ -118,7 +119,7 @@ def execute(args: argparse.Namespace) -> int:
 
     with AttachedStore(args) as store:
         engine = open_engine(config, store.attach_switched)
-        reference = load(config) if TRANSFORMERS in args.drafts else None
+        reference = load(config) if theirs else None
         bench = Bench(engine, modes, args.max_tokens, reference, store.switch, args.store_learn)
         bench.warm_up()
         results: list[Result] = []
@@ -162,7 +163,7 @@ def _measure(args: argparse.Namespace, bench: Bench, questions: list[Question], 
 
 
 def _drafts(text: str) -> str:
-    names = [*map(str, Drafts), TRANSFORMERS]
+    names = [*map(str, Drafts), *TRANSFORMERS]
     if text not in names:
         raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be one of {', '.join(names)}")
     return text

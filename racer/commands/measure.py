@@ -69,12 +69,22 @@ def measure(engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], caps: li
 
 
 @torch.inference_mode()
-def measure_transformers(loaded: LoadedModel, prompts: list[tuple[int, ...]], caps: list[int]) -> list[Measured]:
-    """Decode the prompts one by one, each up to its cap, with ``model.generate``, greedily."""
+def measure_transformers(
+    loaded: LoadedModel, options: dict[str, int], prompts: list[tuple[int, ...]], caps: list[int]
+) -> list[Measured]:
+    """Decode the prompts one by one, each up to its cap, with ``model.generate`` and its ``options``, greedily."""
     results = []
     model: Any = loaded.model  # its generate() is untyped
+    forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
     stops = loaded.eos_token_ids
     for prompt, cap in zip(prompts, caps, strict=True):
+        forwards = 0
+        hook = model.register_forward_pre_hook(count)
         started = time.perf_counter()
         ids = torch.tensor([prompt], device=loaded.device)
         row = model.generate(
@@ -84,10 +94,12 @@ def measure_transformers(loaded: LoadedModel, prompts: list[tuple[int, ...]], ca
             do_sample=False,
             eos_token_id=sorted(stops) or None,
             pad_token_id=min(stops, default=0),
+            **options,
         )[0, len(prompt) :].tolist()
         busy_s = time.perf_counter() - started
+        hook.remove()
         token_ids = row[:-1] if row and row[-1] in stops else row
-        steps = max(len(row) - 1, 0)
+        steps = forwards - 1  # the first one reads the prompt
         stats = RequestStats(len(prompt), len(token_ids), decided=len(row), steps=steps)
         results.append(Measured(token_ids, "", stats, busy_s, step_ms=busy_s * 1e3, steps_timed=steps, finished=True))
     return results

@@ -8,8 +8,8 @@ from itertools import product
 from racer.config import Budget, Drafts, TreeShape
 from racer.types import SamplingParams
 
-TRANSFORMERS = "generate"
-"""Name of the mode that calls ``model.generate`` of transformers."""
+TRANSFORMERS: dict[str, dict[str, int]] = {"generate": {}, "lookup": {"prompt_lookup_num_tokens": 10}}
+"""Modes that call ``model.generate`` of transformers, with its options: plain, and with its prompt lookup."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ def all_modes(drafts: list[str], trees: list[TreeShape], budgets: list[Budget], 
     """
     modes = [PLAIN]
     for source in drafts:
-        if source == TRANSFORMERS:
-            modes.append(Mode(TRANSFORMERS))
+        if source in TRANSFORMERS:
+            modes.append(Mode(source))
         elif source != Drafts.OFF:
             with_store = (False, True) if store and source in (Drafts.RACER, Drafts.RETRIEVAL) else (False,)
             modes += [Mode(source, *rest) for rest in product(trees, budgets, with_store)]

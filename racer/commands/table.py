@@ -62,7 +62,7 @@ def _row(group: str, results: list[Result]) -> Row:
         "budget": mode.budget,
         "store": mode.store,
         "mean_budget": None
-        if mode.drafts == TRANSFORMERS
+        if mode.drafts in TRANSFORMERS
         else _ratio(steps + sum(sum(one.stats.drafted.values()) for one in measured), steps, 2),
         "concurrency": results[0].concurrency,
         "category": group,
@@ -74,7 +74,7 @@ def _row(group: str, results: list[Result]) -> Row:
         "speedup": None,
         "accepted_by_source": {s.label: sum(one.stats.accepted[s] for one in measured) for s in DRAFT_SOURCES},
         "draft_ms_per_step": None
-        if mode.drafts == TRANSFORMERS
+        if mode.drafts in TRANSFORMERS
         else _ratio(sum(one.draft_ms for one in measured), timed, 4),
         "step_ms": _ratio(sum(one.step_ms for one in measured), timed, 3),
         "mismatches": len(differences),

