@@ -212,10 +212,11 @@ def test_an_exception_in_the_middle_of_a_question_closes_its_connection(own_redi
     with slow_proxy(server.port) as proxy:
         store = open_store(f"redis://127.0.0.1:{proxy.port}", namespace="cut", fingerprint="abcd", limits=limits)
         store.learn([TEXT])
-        proxy.delay_s = 0.3
+        store.lookup([TEXT[:50]], 10.0)  # compiles what is compiled once, so that the signal meets the wait
+        proxy.delay_s = 1.5
         main = threading.main_thread().ident
         assert main is not None
-        threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+        threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             store.lookup([TEXT[:50]], 10.0)
         proxy.delay_s = 0.0
