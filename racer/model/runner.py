@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import numpy as np
 import torch
@@ -53,8 +51,8 @@ class ModelRunner:
         self.pool = self._allocate(shapes, _places(cache_bytes, per_place, self.device), per_place)
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self._tiled = self.dtype == torch.bfloat16 and self.device.type == "cpu" and tiles_attend(shapes)
-        self.compiled = False
-        self.compiled = compile and self._compile(probe.modules.values())
+        self._trusts_code = False
+        self.compiled = self._trusts_code = compile and self._compile(probe.modules.values())
 
     def _allocate(self, shapes: list[LayerShape], places: int, bytes_per_place: int) -> KVPool:
         try:
@@ -76,7 +74,7 @@ class ModelRunner:
                     self.run([Segment(text, np.arange(-1, tokens - 1, dtype=np.int32), start=0, cached=0)])
         except Exception as error:  # of the compiler's many kinds
             undo(self.model)
-            _log.warning("layers run without compilation, which is slower: %s", str(error).strip().partition("\n")[0])
+            _log.warning("layers run without compilation, which is slower: %s", " ".join(str(error).split())[:300])
             return False
         return True
 
@@ -87,7 +85,20 @@ class ModelRunner:
         Returns the logits of the scored rows, segment by segment, ``[rows, vocab]`` in the model's dtype.
         """
         layout = StepLayout(segments, self.pool, self.dtype, self.device, tiled=self._tiled)
-        with stepping(layout), self._stance():
+        if self._trusts_code:
+            try:
+                # only what tells the versions of a layer's code apart is checked: nothing else can have changed
+                with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
+                    return self._forward(layout)
+            except RuntimeError as error:
+                if "skip_guard_eval_unsafe" not in str(error):
+                    raise
+                # another model of this process shares the code's cache, and the short check cannot tell them apart
+                self._trusts_code = False
+        return self._forward(layout)
+
+    def _forward(self, layout: StepLayout) -> Tensor:
+        with stepping(layout):
             output = self.model(
                 input_ids=layout.input_ids,
                 position_ids=layout.positions,
@@ -96,13 +107,6 @@ class ModelRunner:
             )
         logits: Tensor = output.logits[0]
         return logits
-
-    def _stance(self) -> AbstractContextManager[Any]:
-        """While compiled layers run, only what tells their versions apart is checked: nothing else can have changed."""
-        if not self.compiled:
-            return nullcontext()
-        stance: AbstractContextManager[Any] = torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
-        return stance
 
     def copy_places(self, sources: Sequence[NDArray[np.int64]], targets: Sequence[NDArray[np.int64]]) -> None:
         """Copy cache places ``sources`` to ``targets`` (int64 ``[n]``, one array a sequence) in all layers."""

@@ -177,7 +177,7 @@ def test_a_cache_folder_that_cannot_be_made(
 ) -> None:
     """The demo model cannot be had then; another model only goes without keeping its prior table."""
     monkeypatch.setenv("RACER_CACHE", "/dev/null/cache")
-    options = ["--prompt", "a", "--max-tokens", "3", "--no-compile"]
+    options = ["--prompt", "a", "--max-tokens", "3", "--no-compile", "--dtype", "float32"]
     code = main(["generate", "--model", model or str(chat_folder), *options])
     out, err = capsys.readouterr()
     if model:

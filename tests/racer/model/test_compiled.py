@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from racer import Request, SamplingParams
+from racer import Engine, EngineConfig, Request, SamplingParams
 from racer.model import compiled
 from racer.model.compiled import repeated_blocks
 from tests.racer.engine.helpers import decode, loaded, prompt, tiny_engine
@@ -32,6 +32,23 @@ def test_ids_equal_generate(family: str) -> None:
     assert [choices[0].token_ids for choices in together] == expected
     alone = [decode(engine, [Request(text, params)])[0][0].token_ids for text in prompts]
     assert alone == expected
+
+
+def test_models_of_one_process_do_not_disturb_each_other() -> None:
+    """They share the cache of compiled code; only dtype, or the sizes, tell them apart."""
+    kinds: list[dict[str, Any]] = [{"dtype": torch.bfloat16}, {}, {"hidden_size": 96}]
+    pairs = []
+    for kind in kinds:
+        values = {name: value for name, value in kind.items() if name != "dtype"}
+        models = [tiny_model("llama", **values).to(kind.get("dtype", torch.float32)) for _ in range(2)]
+        settings = EngineConfig(prior=False, cache_bytes=1 << 22, budget=8)
+        plain = Engine(settings.model_copy(update={"compile": False}), loaded=loaded(models[0]))
+        pairs.append((plain, Engine(settings, loaded=loaded(models[1]))))
+    for plain, made in pairs * 2:
+        assert made.runner.compiled
+        requests = [Request(prompt(14, 2), SamplingParams(max_tokens=12, ignore_eos=True))]
+        answers = [decode(engine, requests)[0][0].token_ids for engine in (plain, made)]
+        assert answers[0] == answers[1]
 
 
 def test_blocks_are_those_that_hold_attention() -> None:
