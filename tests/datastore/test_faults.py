@@ -206,6 +206,15 @@ def test_a_late_reply_never_answers_another_question(own_redis: OwnRedis) -> Non
         store.close()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where the tests run in the background, which makes shells ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_exception_in_the_middle_of_a_question_closes_its_connection(own_redis: OwnRedis) -> None:
     server = own_redis()
     limits = Limits(contexts=1 << 14, connections=1)
