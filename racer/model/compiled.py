@@ -31,9 +31,12 @@ def compile_layers(model: nn.Module, attention: Iterable[nn.Module]) -> bool:
     if reason:
         _log.warning("layers run without compilation, which is slower: %s", reason)
         return False
-    for block in repeated_blocks(model, attention):
+    blocks = repeated_blocks(model, attention)
+    if not blocks:
+        _log.warning("layers run without compilation, which is slower: no list of layers holds this model's attention")
+    for block in blocks:
         block.compile(dynamic=True, options=_OPTIONS)
-    return True
+    return bool(blocks)
 
 
 def many_versions() -> AbstractContextManager[None]:

@@ -42,7 +42,7 @@ def suits_tiles(outputs: int, inputs: int) -> bool:
 
 
 def in_large_pages(tensor: Tensor) -> Tensor:
-    """A copy in memory that the system may map in large pages: weights read through small ones take a fifth longer."""
+    """A copy in memory that the system may map in large pages, so that reading a weight misses fewer translations."""
     size = tensor.numel() * tensor.element_size()
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a system without them
