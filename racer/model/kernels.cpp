@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -176,7 +177,7 @@ struct Heads {
 };
 
 struct Work {
-  int64_t sequence, kv_head, first_row;
+  int64_t sequence, kv_head, first_row, rows;
 };
 
 struct Step {
@@ -190,24 +191,28 @@ struct Step {
   Half* out;
 };
 
+// A piece's rows lie in tiles of 16, side by side: what is known of a row is a lane of a vector.
 struct Scratch {
-  alignas(64) Half query[kRows * kMaxDim];
-  alignas(64) Half keys[kKeys * kMaxDim];
-  alignas(64) Half values[kKeys * kMaxDim];
-  alignas(64) float scores[kRows * kKeys];
-  alignas(64) Half probs[kRows * kKeys];
+  alignas(64) Half query[kRows * kMaxDim];      // second operands [row tile][dim / 32]
+  alignas(64) Half last_keys[kTile * kMaxDim];  // the last keys, filled up with zeros
+  alignas(64) Half values[kKeys * kMaxDim];     // second operands [key / 32][dim / 16]
+  alignas(64) float scores[kKeys][kTile];       // of one row tile
+  alignas(64) Half probs[kRows * kKeys];        // first operands [row tile][key / 32]
   alignas(64) float sums[kRows * kMaxDim];
-  float most[kRows], total[kRows];
+  alignas(64) float most[kRows], total[kRows];
 };
 
+// 0 below e^-87: results that are not normal numbers cost the processor a hundred cycles each.
 __m512 exp16(__m512 x) {
-  x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);  // in this order what is not a number stays so
+  const __m512 least = _mm512_set1_ps(-87.0f);
+  const __mmask16 normal = _mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ);
+  x = _mm512_max_ps(least, x);  // in this order what is not a number stays so
   const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
   __m512 f = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
   f = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), f);
   __m512 p = _mm512_set1_ps(1.0f / 720);
   for (const float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c));
-  return _mm512_scalef_ps(p, n);
+  return _mm512_maskz_scalef_ps(normal, p, n);
 }
 
 // In place: element (i, j) of 32 bits to (j, i).
@@ -237,34 +242,46 @@ void transpose(__m512i r[16]) {
   }
 }
 
-// Keys first..first + count of a head as second operands: tiles [key / 16][dim / 32]. Those missing are zero.
-void pack_keys(const Step& step, int64_t head, int64_t first, int64_t count, Half* packed) {
-  for (int64_t key = 0; key < count; key += kTile) {
+// Query rows of a piece as second operands: tiles [row / 16][dim / 32]. Those missing are zero.
+void pack_queries(const Step& step, const Sequence& s, const Work& work, int64_t rows, Half* packed) {
+  for (int64_t row = 0; row < rows; row += kTile) {
     for (int64_t d = 0; d < step.dim; d += kDepth, packed += kTile * kDepth) {
-      __m512i rows[16];
+      __m512i lines[16];
       for (int64_t i = 0; i < kTile; ++i) {
-        rows[i] = key + i < count ? _mm512_loadu_si512(step.keys.at(head, first + key + i) + d) : _mm512_setzero_si512();
+        const int64_t at = work.first_row + row + i, head = work.kv_head * step.group + at % step.group;
+        lines[i] = row + i < rows ? _mm512_loadu_si512(step.query.at(head, s.row + at / step.group) + d)
+                                  : _mm512_setzero_si512();
       }
-      transpose(rows);
-      for (int64_t i = 0; i < kTile; ++i) _mm512_store_si512(packed + i * kDepth, rows[i]);
+      transpose(lines);
+      for (int64_t i = 0; i < kTile; ++i) _mm512_store_si512(packed + i * kDepth, lines[i]);
     }
   }
 }
 
-// Values likewise: tiles [key / 32][dim / 16].
+// Values of keys first..first + count as second operands: two tiles for each 32 keys and 32 dims. Pairs of keys are
+// interleaved within each 128 bits, so that the first of the two tiles holds dims 0-3, 8-11, 16-19 and 24-27.
 void pack_values(const Step& step, int64_t head, int64_t first, int64_t count, Half* packed) {
-  const auto halves = [&](int64_t key, int64_t d) {
-    if (key >= count) return _mm512_setzero_si512();
-    const Half* from = step.values.at(head, first + key) + d;
-    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  const auto line = [&](int64_t key, int64_t d) {
+    return key < count ? _mm512_loadu_si512(step.values.at(head, first + key) + d) : _mm512_setzero_si512();
   };
   for (int64_t key = 0; key < count; key += kDepth) {
-    for (int64_t d = 0; d < step.value_dim; d += kTile) {
-      for (int64_t pair = 0; pair < kTile; ++pair, packed += kDepth) {
-        const __m512i low = halves(key + 2 * pair, d), high = halves(key + 2 * pair + 1, d);
-        _mm512_store_si512(packed, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+    for (int64_t d = 0; d < step.value_dim; d += kDepth, packed += 2 * kTile * kDepth) {
+      for (int64_t pair = 0; pair < kTile; ++pair) {
+        const __m512i low = line(key + 2 * pair, d), high = line(key + 2 * pair + 1, d);
+        _mm512_store_si512(packed + pair * kDepth, _mm512_unpacklo_epi16(low, high));
+        _mm512_store_si512(packed + (kTile + pair) * kDepth, _mm512_unpackhi_epi16(low, high));
       }
     }
+  }
+}
+
+// The next keys and values come from memory: ask for them while these are worked on.
+void prefetch(const Step& step, int64_t head, int64_t first, int64_t count) {
+  for (int64_t key = first; key < first + count; ++key) {
+    const char* from = reinterpret_cast<const char*>(step.keys.at(head, key));
+    for (int64_t line = 0; line < 2 * step.dim; line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
+    from = reinterpret_cast<const char*>(step.values.at(head, key));
+    for (int64_t line = 0; line < 2 * step.value_dim; line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
   }
 }
 
@@ -296,136 +313,154 @@ uint64_t visible_keys(const Step& step, const Sequence& s, int64_t node, int64_t
   return seen;
 }
 
-// Scores of a block of keys to weights, with the running maximum and sum of each row.
-void weigh(const Step& step, const Sequence& s, int64_t first_row, int64_t rows, int64_t first, int64_t count,
-           Scratch& w) {
-  const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-  const uint64_t all = low_bits(count);
-  const int64_t deepest = s.cached + s.nodes - 1;
-  const bool masked = first + count > s.cached || (step.window && first <= deepest - step.window);
-  uint64_t seen = all;
-  for (int64_t row = 0, node = -1; row < rows; ++row) {
-    const int64_t mine = (first_row + row) / step.group;
-    if (masked && mine != node) seen = visible_keys(step, s, mine, first, count);
-    node = mine;
-    __m512 x[4];
-    __m512 top = lowest;
-    for (int i = 0; i < 4; ++i) {
-      const __m512 scaled = _mm512_mul_ps(_mm512_load_ps(w.scores + row * kKeys + i * kTile), _mm512_set1_ps(step.scale));
-      x[i] = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(seen >> (16 * i)), scaled);
-      top = _mm512_max_ps(top, x[i]);
-    }
-    const float most = std::max(w.most[row], _mm512_reduce_max_ps(top));
-    const __m512 reference = _mm512_set1_ps(most == -std::numeric_limits<float>::infinity() ? 0.0f : most);
-    __m512 total = _mm512_setzero_ps();
-    for (int i = 0; i < 4; ++i) {
-      x[i] = _mm512_maskz_mov_ps(static_cast<__mmask16>(seen >> (16 * i)), exp16(_mm512_sub_ps(x[i], reference)));
-      total = _mm512_add_ps(total, x[i]);
-    }
-    for (int i = 0; i < 2; ++i) {
-      const __m512bh halves = _mm512_cvtne2ps_pbh(x[2 * i + 1], x[2 * i]);
-      std::memcpy(w.probs + row * kKeys + i * kDepth, &halves, sizeof halves);
-    }
-    if (most > w.most[row]) {
-      const __m512 keep = exp16(_mm512_sub_ps(_mm512_set1_ps(w.most[row]), reference));
-      const float kept = _mm512_cvtss_f32(keep);
-      w.total[row] *= kept;
-      float* sums = w.sums + row * step.value_dim;
-      for (int64_t d = 0; d < step.value_dim; d += kTile) {
-        _mm512_store_ps(sums + d, _mm512_mul_ps(_mm512_load_ps(sums + d), _mm512_set1_ps(kept)));
-      }
-      w.most[row] = most;
-    }
-    w.total[row] += _mm512_reduce_add_ps(total);
-  }
-}
-
-void score(const Step& step, int64_t tiles, int64_t count, Scratch& w) {
-  const int64_t dim = step.dim, steps = dim / kDepth;
-  for (int64_t tile = 0; tile < tiles; ++tile) {
+// Scores of a block of keys for one tile of rows: keys are first operands as they lie in the cache.
+void score(const Step& step, const Work& work, int64_t first, int64_t count, const Half* query, Scratch& w) {
+  const Sequence& s = step.sequences[work.sequence];
+  const int64_t stride = step.keys.token * sizeof(Half);
+  for (int64_t key = 0; key < count; key += kTile) {
+    const bool whole = key + kTile <= count;
+    const Half* keys = whole ? step.keys.at(work.kv_head, s.start + first + key) : w.last_keys;
     _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t k = 0; k < steps; ++k) {
-      const Half* packed = w.keys + k * kTile * kDepth;
-      const int64_t next = steps * kTile * kDepth;
-      _tile_loadd(4, w.query + tile * kTile * dim + k * kDepth, dim * sizeof(Half));
-      _tile_loadd(5, packed, 64);
+    for (int64_t d = 0; d < step.dim; d += kDepth) {
+      _tile_loadd(4, keys + d, whole ? stride : step.dim * sizeof(Half));
+      _tile_loadd(5, query + d * kTile, 64);
       _tile_dpbf16ps(0, 4, 5);
-      if (count > kTile) {
-        _tile_loadd(6, packed + next, 64);
-        _tile_dpbf16ps(1, 4, 6);
-      }
-      if (count > 2 * kTile) {
-        _tile_loadd(5, packed + 2 * next, 64);
-        _tile_dpbf16ps(2, 4, 5);
-      }
-      if (count > 3 * kTile) {
-        _tile_loadd(6, packed + 3 * next, 64);
-        _tile_dpbf16ps(3, 4, 6);
-      }
     }
-    float* scores = w.scores + tile * kTile * kKeys;
-    constexpr int64_t stride = kKeys * sizeof(float);
-    _tile_stored(0, scores, stride);
-    _tile_stored(1, scores + kTile, stride);
-    _tile_stored(2, scores + 2 * kTile, stride);
-    _tile_stored(3, scores + 3 * kTile, stride);
+    _tile_stored(0, w.scores[key], kTile * sizeof(float));
   }
 }
 
-void gather(const Step& step, int64_t tiles, int64_t count, Scratch& w) {
-  const int64_t dims = step.value_dim / kTile, stride = step.value_dim * sizeof(float);
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const Half* probs = w.probs + tile * kTile * kKeys;
-    _tile_loadd(4, probs, kKeys * sizeof(Half));
-    if (count > kDepth) _tile_loadd(5, probs + kDepth, kKeys * sizeof(Half));
-    for (int64_t d = 0; d < dims; ++d) {
-      float* sums = w.sums + tile * kTile * step.value_dim + d * kTile;
-      _tile_loadd(0, sums, stride);
-      _tile_loadd(6, w.values + d * kTile * kDepth, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      if (count > kDepth) {
-        _tile_loadd(7, w.values + (dims + d) * kTile * kDepth, 64);
-        _tile_dpbf16ps(0, 5, 7);
+// Scores to weights for one tile of rows, with the running maximum and sum of each. `seen`: the keys of each row, or
+// null if all are. Sums so far shrink where the maximum grows.
+void weigh(const Step& step, const uint64_t* seen, int64_t tile, Scratch& w) {
+  const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity()), scale = _mm512_set1_ps(step.scale);
+  const __m512 before = _mm512_load_ps(w.most + tile * kTile);
+  __m512i half = _mm512_setzero_si512();
+  __m512 top = before;
+  for (int64_t key = 0; key < kKeys; ++key) {
+    __m512 x = _mm512_mul_ps(_mm512_load_ps(w.scores[key]), scale);
+    if (seen) {
+      if (key % 32 == 0) {
+        alignas(64) uint32_t bits_of_row[kTile];
+        for (int64_t row = 0; row < kTile; ++row) bits_of_row[row] = static_cast<uint32_t>(seen[row] >> key);
+        half = _mm512_load_si512(bits_of_row);
       }
-      _tile_stored(0, sums, stride);
+      x = _mm512_mask_mov_ps(lowest, _mm512_test_epi32_mask(half, _mm512_set1_epi32(1u << (key % 32))), x);
+    }
+    _mm512_store_ps(w.scores[key], x);
+    top = _mm512_max_ps(top, x);
+  }
+  const __m512 reference =
+      _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(top, lowest, _CMP_NEQ_UQ), top);  // 0 where nothing is seen yet
+  const __m512 keep = exp16(_mm512_sub_ps(before, reference));
+  __m512 total = _mm512_mul_ps(_mm512_load_ps(w.total + tile * kTile), keep);
+  uint32_t grown = _mm512_cmp_ps_mask(top, before, _CMP_GT_OQ) & ~_mm512_cmp_ps_mask(before, lowest, _CMP_EQ_OQ);
+  if (grown) {
+    alignas(64) float kept[kTile];
+    _mm512_store_ps(kept, keep);
+    for (; grown; grown &= grown - 1) {
+      const int64_t row = __builtin_ctz(grown);
+      float* sums = w.sums + (tile * kTile + row) * step.value_dim;
+      for (int64_t d = 0; d < step.value_dim; d += kTile) {
+        _mm512_store_ps(sums + d, _mm512_mul_ps(_mm512_load_ps(sums + d), _mm512_set1_ps(kept[row])));
+      }
     }
   }
+  alignas(64) static const std::array<int16_t, 32> pairs = [] {
+    std::array<int16_t, 32> order{};
+    for (int16_t i = 0; i < 32; ++i) order[i] = i / 2 + 16 * (i % 2);
+    return order;
+  }();
+  const __m512i interleave = _mm512_load_si512(pairs.data());
+  for (int64_t part = 0; part < kKeys / kDepth; ++part) {
+    __m512i lines[16];
+    for (int64_t i = 0; i < kTile; ++i) {
+      const int64_t key = part * kDepth + 2 * i;
+      const __m512 low = exp16(_mm512_sub_ps(_mm512_load_ps(w.scores[key]), reference));
+      const __m512 high = exp16(_mm512_sub_ps(_mm512_load_ps(w.scores[key + 1]), reference));
+      total = _mm512_add_ps(total, _mm512_add_ps(low, high));
+      const __m512bh halves = _mm512_cvtne2ps_pbh(high, low);
+      std::memcpy(&lines[i], &halves, sizeof halves);
+      lines[i] = _mm512_permutexvar_epi16(interleave, lines[i]);
+    }
+    transpose(lines);
+    Half* probs = w.probs + (tile * kKeys + part * kDepth) * kTile;
+    for (int64_t i = 0; i < kTile; ++i) _mm512_store_si512(probs + i * kDepth, lines[i]);
+  }
+  _mm512_store_ps(w.most + tile * kTile, top);
+  _mm512_store_ps(w.total + tile * kTile, total);
+}
+
+void gather(const Step& step, int64_t tile, int64_t count, Scratch& w) {
+  const int64_t dims = step.value_dim / kTile, stride = step.value_dim * sizeof(float);
+  const Half* probs = w.probs + tile * kTile * kKeys;
+  _tile_loadd(4, probs, 64);
+  if (count > kDepth) _tile_loadd(5, probs + kTile * kDepth, 64);
+  for (int64_t d = 0; d < dims; ++d) {
+    float* sums = w.sums + tile * kTile * step.value_dim + d * kTile;
+    _tile_loadd(0, sums, stride);
+    _tile_loadd(6, w.values + d * kTile * kDepth, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if (count > kDepth) {
+      _tile_loadd(7, w.values + (dims + d) * kTile * kDepth, 64);
+      _tile_dpbf16ps(0, 5, 7);
+    }
+    _tile_stored(0, sums, stride);
+  }
+}
+
+// The two tiles of pack_values back in order: dims 0-15 or 16-31 of both.
+__m512 in_order(__m512 low, __m512 high, bool upper) {
+  const __m512i order = _mm512_add_epi32(_mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23),
+                                         _mm512_set1_epi32(upper ? 8 : 0));
+  return _mm512_permutex2var_ps(low, order, high);
 }
 
 // One piece: up to 64 (node, head) rows that share a key-value head, over all keys of their sequence.
 void attend(const Step& step, const Work& work, Scratch& w) {
   const Sequence& s = step.sequences[work.sequence];
-  const int64_t rows = std::min(kRows, s.nodes * step.group - work.first_row);
-  const int64_t tiles = (rows + kTile - 1) / kTile;
+  const int64_t rows = work.rows, tiles = (rows + kTile - 1) / kTile;
   const int64_t last_node = (work.first_row + rows - 1) / step.group;
-  std::memset(w.query, 0, tiles * kTile * step.dim * sizeof(Half));
-  std::memset(w.probs, 0, sizeof w.probs);
+  pack_queries(step, s, work, rows, w.query);
   std::memset(w.sums, 0, tiles * kTile * step.value_dim * sizeof(float));
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t at = work.first_row + row, head = work.kv_head * step.group + at % step.group;
-    std::memcpy(w.query + row * step.dim, step.query.at(head, s.row + at / step.group), step.dim * sizeof(Half));
-    w.most[row] = -std::numeric_limits<float>::infinity();
-    w.total[row] = 0;
-  }
+  std::fill_n(w.most, tiles * kTile, -std::numeric_limits<float>::infinity());
+  std::fill_n(w.total, tiles * kTile, 0.0f);
   const int64_t end = s.cached + (s.tree < 0 ? last_node + 1 : s.nodes);
+  const int64_t deepest = s.cached + s.nodes - 1;
   int64_t first = step.window ? std::max<int64_t>(0, s.cached - step.window + 1) : 0;
   for (first -= first % kKeys; first < end; first += kKeys) {
     const int64_t count = std::min(kKeys, end - first);
-    pack_keys(step, work.kv_head, s.start + first, count, w.keys);
+    prefetch(step, work.kv_head, s.start + first + kKeys, std::min(kKeys, std::max<int64_t>(0, end - first - kKeys)));
     pack_values(step, work.kv_head, s.start + first, count, w.values);
-    score(step, tiles, count, w);
-    weigh(step, s, work.first_row, rows, first, count, w);
-    gather(step, tiles, count, w);
+    if (const int64_t left = count % kTile) {
+      std::memset(w.last_keys, 0, kTile * step.dim * sizeof(Half));
+      for (int64_t i = 0; i < left; ++i) {
+        std::memcpy(w.last_keys + i * step.dim, step.keys.at(work.kv_head, s.start + first + count - left + i),
+                    step.dim * sizeof(Half));
+      }
+    }
+    const bool masked = count < kKeys || first + count > s.cached || (step.window && first <= deepest - step.window);
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      uint64_t seen[kTile] = {};
+      for (int64_t row = 0, node = -1; masked && row < kTile && tile * kTile + row < rows; ++row) {
+        const int64_t mine = (work.first_row + tile * kTile + row) / step.group;
+        seen[row] = mine == node ? seen[row - 1] : visible_keys(step, s, mine, first, count);
+        node = mine;
+      }
+      score(step, work, first, count, w.query + tile * kTile * step.dim, w);
+      weigh(step, masked ? seen : nullptr, tile, w);
+      gather(step, tile, count, w);
+    }
   }
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = work.first_row + row, head = work.kv_head * step.group + at % step.group;
     Half* out = step.out + ((s.row + at / step.group) * step.heads + head) * step.value_dim;
     const __m512 share = _mm512_set1_ps(1.0f / w.total[row]);
-    for (int64_t d = 0; d < step.value_dim; d += kTile) {
-      const __m256bh halves = _mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_load_ps(w.sums + row * step.value_dim + d), share));
+    const float* sums = w.sums + row * step.value_dim;
+    for (int64_t d = 0; d < step.value_dim; d += kDepth) {
+      const __m512 low = _mm512_load_ps(sums + d), high = _mm512_load_ps(sums + d + kTile);
+      const __m512bh halves = _mm512_cvtne2ps_pbh(_mm512_mul_ps(in_order(low, high, true), share),
+                                                  _mm512_mul_ps(in_order(low, high, false), share));
       std::memcpy(out + d, &halves, sizeof halves);
     }
   }
@@ -455,7 +490,9 @@ at::Tensor tile_attend(const at::Tensor& query, const at::Tensor& key, const at:
   std::vector<Work> works;
   for (int64_t i = 0; i < sequences.size(0); ++i) {
     for (int64_t h = 0; h < kv_heads; ++h) {
-      for (int64_t row = 0; row < step.sequences[i].nodes * group; row += kRows) works.push_back({i, h, row});
+      const int64_t rows = step.sequences[i].nodes * group, pieces = (rows + kRows - 1) / kRows;
+      const int64_t height = ((rows + pieces - 1) / pieces + kTile - 1) / kTile * kTile;
+      for (int64_t row = 0; row < rows; row += height) works.push_back({i, h, row, std::min(height, rows - row)});
     }
   }
 #pragma omp parallel
