@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from typing import Literal
 
 from datastore.breaker import Breaker
 from datastore.counters import ClientStats, Counters
@@ -25,6 +26,7 @@ Answers = list[list[Continuation]]
 class ClientConfig:
     """Settings of a :class:`StoreClient`.
 
+    learn           what of a finished request is written: prompt and answer, the answer alone, or nothing
     answer_s        seconds that a question may take before its connection is given up; the caller left at its deadline
     askers          questions under way at once, late ones included
     near_size, near_ttl_s     answers of the near cache, and the age in seconds at which one is asked for anew
@@ -32,6 +34,7 @@ class ClientConfig:
     queue_tokens, batch_tokens, linger_s    see :class:`datastore.writer.BackgroundWriter`
     """
 
+    learn: Literal["all", "answers", "none"] = "all"
     answer_s: float = 0.25
     askers: int = 2
     near_size: int = 4096
@@ -139,9 +142,14 @@ class StoreClient:
             self._idle.release()
         return found
 
-    def learn(self, tokens: Ints) -> None:
-        """Take in a run of decided text (int32 [m]), in the background; dropped and counted when too much waits."""
-        self._writer.put(tokens)
+    def learn(self, tokens: Ints, prompt_tokens: int = 0) -> None:
+        """Take in a run of decided text (int32 [m]), in the background; dropped and counted when too much waits.
+
+        Its first ``prompt_tokens`` are the prompt: left out, contexts that reach into it too, unless ``config.learn``
+        is "all".
+        """
+        if self._config.learn != "none":
+            self._writer.put(tokens if self._config.learn == "all" else tokens[prompt_tokens:])
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Write all that was learned; whether that was done within ``timeout_s`` seconds. Later lookups see it."""

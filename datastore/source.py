@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from datastore.client import StoreClient
+from datastore.client import ClientConfig, StoreClient
 from datastore.connect import open_store
 from datastore.embedded import EmbeddedServer
 from datastore.errors import UserError
@@ -20,7 +20,7 @@ EMBEDDED = "embedded:"
 """URL of a server that is started for this client alone, and stopped with it."""
 
 
-def open_source(url: str, *, namespace: str, tokenizer_json: str) -> Source:
+def open_source(url: str, *, namespace: str, tokenizer_json: str, config: ClientConfig | None = None) -> Source:
     """A client of the store at ``url``, for the tokens of the tokenizer with this ``tokenizer.json``.
 
     A server that cannot be reached is no error: the client gives nothing until it can.
@@ -32,8 +32,8 @@ def open_source(url: str, *, namespace: str, tokenizer_json: str) -> Source:
         tokens = fingerprint(parse_tokenizer(tokenizer_json))
         if url == EMBEDDED:
             server = EmbeddedServer()
-            return Source(open_store(server.url, namespace=namespace, fingerprint=tokens), server)
-        return Source(open_store(url, namespace=namespace, fingerprint=tokens))
+            return Source(open_store(server.url, namespace=namespace, fingerprint=tokens), config, server)
+        return Source(open_store(url, namespace=namespace, fingerprint=tokens), config)
     except UserError as error:
         raise ValueError(str(error)) from error
 
@@ -41,8 +41,10 @@ def open_source(url: str, *, namespace: str, tokenizer_json: str) -> Source:
 class Source(StoreClient):
     """A client with the names that an engine's package knows, and perhaps with a server of its own."""
 
-    def __init__(self, store: NgramStore, server: EmbeddedServer | None = None) -> None:
-        super().__init__(store)
+    def __init__(
+        self, store: NgramStore, config: ClientConfig | None = None, server: EmbeddedServer | None = None
+    ) -> None:
+        super().__init__(store, config)
         self._server = server
 
     def counters(self) -> dict[str, Any]:

@@ -59,9 +59,8 @@ class ModelConfig(_Section):
     environment: dict[str, str] = Field(default_factory=dict, description="environment variables of a replica")
     autoscaling: Autoscaling = Field(default_factory=Autoscaling, description="number of replicas")
     max_queued: int = Field(
-        256, ge=0, description="requests that may wait in a replica beyond those it runs; more get 503 and Retry-After"
+        256, ge=0, description="requests that may wait for a replica with a place; more get 503 and Retry-After"
     )
-    load_timeout_s: float = Field(1800.0, gt=0.0, description="a replica that is not ready by then is started anew")
     stall_s: float = Field(60.0, gt=0.0, description="a step that takes longer means that the replica hangs")
     drain_s: float = Field(60.0, ge=0.0, description="how long a stopping replica lets its answers finish")
 
@@ -101,7 +100,7 @@ class StoreConfig(_Section):
     learn: Literal["all", "answers", "none"] = Field(
         "all", description="what finished requests teach: prompts and answers, answers alone, or nothing"
     )
-    max_namespaces: int = Field(64, ge=1, description="namespaces a replica keeps open; the least used goes first")
+    max_namespaces: int = Field(16, ge=1, description="namespaces a replica keeps open; the least used goes first")
 
 
 class Limits(_Section):

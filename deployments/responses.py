@@ -40,6 +40,13 @@ class TokenTexts:
     def _text(self, token_id: int) -> str:
         return str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
 
+    def name(self, token_id: int) -> str:
+        """The token's text, or its bytes where they are only part of a character: no two tokens are called the same."""
+        text = self.text(token_id)
+        if "\N{REPLACEMENT CHARACTER}" in text:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.bytes_of(token_id))
+        return text
+
     def bytes_of(self, token_id: int) -> list[int]:
         """The token's bytes, also where they are only part of a character."""
         text = self.text(token_id)
@@ -101,15 +108,24 @@ class Tally:
 
 
 class Writer:
-    """Writes the answer to one request, in chunks or whole. ``prompts``: the token ids of each."""
+    """Writes the answer to one request, in chunks or whole.
+
+    ``prompts``: the token ids of each; ``echoes``: the texts that come before the answers, if any do.
+    """
 
     def __init__(
-        self, request: ApiRequest, request_id: str, tokens: TokenTexts, prompt_texts: Sequence[str] = ()
+        self,
+        request: ApiRequest,
+        request_id: str,
+        tokens: TokenTexts,
+        prompts: Sequence[Sequence[int]],
+        echoes: Sequence[str] = (),
     ) -> None:
         self._request = request
         self._chat = isinstance(request, ChatRequest)
         self._tokens = tokens
-        self._prompt_texts = prompt_texts
+        self._prompts = prompts
+        self._echoes = echoes
         self._head: Json = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{request_id}",
             "object": "chat.completion" if self._chat else "text_completion",
@@ -186,7 +202,7 @@ class Writer:
         return self.tally.usage(self._request.return_stats)
 
     def _echo(self, prompt: int) -> str:
-        return self._prompt_texts[prompt] if self._prompt_texts else ""
+        return self._echoes[prompt] if self._echoes else ""
 
     def _logprobs(self, prompt: int, index: int, output: StepOutput) -> Json | None:
         """The log-probabilities that an output brings, in the endpoint's form."""
@@ -195,7 +211,7 @@ class Writer:
             return None
         if self._chat:
             return {"content": [self._chat_logprob(entry) for entry in scored if entry is not None], "refusal": None}
-        return self._completion_logprobs(index, scored, output)
+        return self._completion_logprobs(index, scored, self._prompts[prompt][0])
 
     def _chat_logprob(self, entry: TokenLogprob) -> Json:
         top = [self._named(token, logprob) for token, logprob in entry.top]
@@ -208,19 +224,19 @@ class Writer:
             "bytes": self._tokens.bytes_of(token_id),
         }
 
-    def _completion_logprobs(self, index: int, scored: Iterable[TokenLogprob | None], output: StepOutput) -> Json:
+    def _completion_logprobs(self, index: int, scored: Iterable[TokenLogprob | None], first_token: int) -> Json:
         found: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for entry in scored:
-            token_id = entry.token_id if entry is not None else self._first_prompt_token(output)
-            text = self._tokens.text(token_id)
-            top = None if entry is None else {self._tokens.text(token): logprob for token, logprob in entry.top}
+            token_id = first_token if entry is None else entry.token_id  # nothing foretells a prompt's first token
+            top = None if entry is None else {self._tokens.name(token): logprob for token, logprob in entry.top}
             offset = self._offsets.get(index, 0)
-            found["tokens"].append(text)
+            found["tokens"].append(self._tokens.name(token_id))
             found["token_logprobs"].append(None if entry is None else entry.logprob)
             found["top_logprobs"].append(top)
             found["text_offset"].append(offset)
-            self._offsets[index] = offset + len(text)
+            self._offsets[index] = offset + len(self._tokens.text(token_id))
         return found
 
-    def _first_prompt_token(self, output: StepOutput) -> int:
-        raise NotImplementedError
+
+def _joined(before: Json, after: Json) -> Json:
+    return {name: before[name] + after[name] if isinstance(before[name], list) else before[name] for name in before}

@@ -157,7 +157,12 @@ class ChatRequest(_Sampling):
 
 
 TokenIds = Annotated[list[StrictInt], Field(min_length=1)]
-Prompt = StrictStr | TokenIds | Annotated[list[StrictStr], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
+Prompt = (
+    StrictStr
+    | TokenIds
+    | Annotated[list[StrictStr], Field(min_length=1)]
+    | Annotated[list[TokenIds], Field(min_length=1)]
+)
 
 
 class CompletionRequest(_Sampling):

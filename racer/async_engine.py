@@ -21,18 +21,13 @@ class _Stream:
 
     request: Request
     loop: asyncio.AbstractEventLoop
-    queue: asyncio.Queue[StepOutput | BaseException]
+    queue: asyncio.Queue[list[StepOutput] | BaseException]
     open_choices: int
 
-    def put(self, items: list[StepOutput | BaseException]) -> None:
-        """Hand items over from the engine's thread."""
-
-        def deliver() -> None:
-            for item in items:
-                self.queue.put_nowait(item)
-
+    def put(self, item: list[StepOutput] | BaseException) -> None:
+        """Hand a step's outputs, or an error, over from the engine's thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self.loop.call_soon_threadsafe(deliver)
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
 
 
 class AsyncEngine:
@@ -57,21 +52,36 @@ class AsyncEngine:
     # --- callers' side
 
     async def generate(self, request: Request) -> AsyncGenerator[StepOutput]:
-        """Decode ``request`` and yield its outputs; leaving the iterator early (or being cancelled) aborts it.
+        """Decode ``request`` and yield its outputs one by one; see :meth:`batches`."""
+        async with contextlib.aclosing(self.batches(request)) as batches:
+            async for batch in batches:
+                for output in batch:
+                    yield output
 
-        Raises InvalidRequestError before the first output if it cannot be served, EngineDrainingError while draining,
-        EngineDeadError if the engine's thread has failed.
+    async def batches(self, request: Request) -> AsyncGenerator[list[StepOutput]]:
+        """Decode ``request`` and yield what is at hand, at least one step's outputs at a time.
+
+        Leaving the iterator early (or being cancelled) aborts the request. Raises InvalidRequestError before the first
+        output if it cannot be served, EngineDrainingError while draining, EngineDeadError if the engine's thread has
+        failed.
         """
         stream = _Stream(request, asyncio.get_running_loop(), asyncio.Queue(), request.params.n)
         self._submit(stream)
         try:
             while stream.open_choices:
+                batch: list[StepOutput] = []
                 item = await stream.queue.get()
+                while not isinstance(item, BaseException):
+                    batch += item
+                    if stream.queue.empty():
+                        break
+                    item = stream.queue.get_nowait()
+                stream.open_choices -= sum(output.finished for output in batch)
+                if batch:
+                    yield batch
                 if isinstance(item, BaseException):
                     stream.open_choices = 0
                     raise item
-                stream.open_choices -= item.finished
-                yield item
         finally:
             if stream.open_choices:
                 self._leave(stream)
@@ -143,7 +153,7 @@ class AsyncEngine:
             self._streams.clear()
             self._commands.clear()
         for stream in streams:
-            stream.put([error])
+            stream.put(error)
 
     def _wait_for_work(self) -> bool:
         """Take in commands; sleep while there is nothing to do; False when closed."""
@@ -164,7 +174,7 @@ class AsyncEngine:
         try:
             self.engine.add(stream.request)
         except Exception as error:  # whatever is wrong with one request is that caller's alone
-            stream.put([error])
+            stream.put(error)
         else:
             self._streams[stream.request.request_id] = stream
 
@@ -176,7 +186,7 @@ class AsyncEngine:
             self.engine.abort(request_id, announce=False)
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
-        grouped: dict[str, list[StepOutput | BaseException]] = {}
+        grouped: dict[str, list[StepOutput]] = {}
         for output in outputs:
             grouped.setdefault(output.request_id, []).append(output)
         for request_id, items in grouped.items():

@@ -69,10 +69,18 @@ class StepDrafts:
         return self._controller.limit if ordered else min(FIXED_BUDGET, self._controller.max_budget)
 
     def _lookup(self, sequences: list[Sequence]) -> dict[Sequence, list[Continuation]]:
-        if self._source is None or not sequences:
-            return {}
-        contexts = [np.array(sequence.tokens[-_CONTEXT_FOR_SOURCE:], np.int32) for sequence in sequences]
-        return dict(zip(sequences, self._source.lookup(contexts, self._deadline_ms), strict=True))
+        """What each sequence's source knows; several sources share the time there is."""
+        asking: dict[NgramSource, list[Sequence]] = {}
+        for sequence in sequences:
+            own = sequence.request.source
+            source = self._source if own is None else own
+            if source is not None:
+                asking.setdefault(source, []).append(sequence)
+        found: dict[Sequence, list[Continuation]] = {}
+        for source, group in asking.items():
+            contexts = [np.array(sequence.tokens[-_CONTEXT_FOR_SOURCE:], np.int32) for sequence in group]
+            found.update(zip(group, source.lookup(contexts, self._deadline_ms / len(asking)), strict=True))
+        return found
 
 
 def _tree(sequence: Sequence, limit: int, continuations: SequenceOf[Continuation]) -> DraftTree:

@@ -18,7 +18,7 @@ from racer.draft.sources import NgramSource
 from racer.draft.tree import DraftTree
 from racer.drafting import StepDrafts
 from racer.errors import ConfigError, ContextLengthError, InvalidRequestError
-from racer.metrics import EngineMetrics, StepStats
+from racer.metrics import EngineMetrics, StepStats, count_depths
 from racer.model.attention import ATTENTION
 from racer.model.loader import LoadedModel, load
 from racer.model.prior import model_prior
@@ -40,8 +40,8 @@ class Engine:
 
     Not thread-safe: one thread adds, aborts and steps (:class:`racer.async_engine.AsyncEngine` is that thread).
     ``source``: a shared n-gram store to draft from and to teach; the engine never waits longer for it than
-    ``config.source_deadline_ms`` a step. ``step_curve``: step times, where ``config.budget`` is "auto"; measured, or
-    read from the cache folder, if not given.
+    ``config.source_deadline_ms`` a step. A request may bring another source of its own. ``step_curve``: step
+    times, where ``config.budget`` is "auto"; measured, or read from the cache folder, if not given.
 
     ``budget`` is the configured one. Experiments may set it to a number, and back, between steps.
     """
@@ -261,8 +261,10 @@ class Engine:
         open_choices = self._open.get(sequence.request.request_id, [])
         if all(other.finished for other in open_choices):
             self._open.pop(sequence.request.request_id, None)
-        if self._source is not None:
-            self._source.learn(np.array(sequence.tokens, np.int32))
+        own = sequence.request.source
+        source = self._source if own is None else own
+        if source is not None:
+            source.learn(np.array(sequence.tokens, np.int32), sequence.prompt_length)
 
     def _record(
         self, turns: list[Turn], outputs: list[StepOutput], started: float, drafted: float, verified: float
@@ -270,6 +272,7 @@ class Engine:
         sources = np.concatenate([turn.tree.sources for turn in turns])
         accepted: Counter[Source] = Counter(source for output in outputs for source in output.sources)
         del accepted[Source.ROOT]
+        runs = [sum(source is not Source.ROOT for source in output.sources) for output in outputs]
         decoding = sum(turn.slot.chain == 1 for turn in turns)
         tokens = sum(turn.tokens for turn in turns)
         predicted_ms = self.step_times.step_ms(tokens, len(turns)) if self.step_times is not None else None
@@ -289,6 +292,10 @@ class Engine:
                 decided=sum(len(output.token_ids) for output in outputs),
                 drafted=Counter({s: n for s in DRAFT_SOURCES if (n := int(np.count_nonzero(sources == s)))}),
                 accepted=accepted,
+                drafted_by_depth=count_depths(np.concatenate([turn.tree.depths for turn in turns])),
+                accepted_by_depth=count_depths(
+                    np.concatenate([np.arange(run + 1, dtype=np.int32) for run in (0, *runs)])
+                ),
             )
         )
 

@@ -78,7 +78,7 @@ class SwitchedSource:
         """See :class:`NgramSource`; all misses while reading is off."""
         return self.store.lookup(contexts, deadline_ms) if self.reads else [[] for _ in contexts]
 
-    def learn(self, tokens: Ints) -> None:
+    def learn(self, tokens: Ints, prompt_tokens: int = 0) -> None:
         """See :class:`NgramSource`; nothing while learning is off."""
         if self.learns:
-            self.store.learn(tokens)
+            self.store.learn(tokens, prompt_tokens)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from racer.config import Drafts, TreeShape, Validated
 from racer.errors import InvalidRequestError, UserError
+
+if TYPE_CHECKING:
+    from racer.draft.sources import NgramSource
 
 MAX_LOGPROBS = 20
 
@@ -113,11 +116,15 @@ _request_ids = itertools.count()
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to decode. ``request_id`` must be unique among the engine's open requests."""
+    """One prompt to decode. ``request_id`` must be unique among the engine's open requests.
+
+    ``source``: the n-gram store that this request drafts from and teaches; None: the engine's, if it has one.
+    """
 
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     request_id: str = field(default_factory=lambda: f"req-{next(_request_ids)}")
+    source: NgramSource | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

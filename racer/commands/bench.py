@@ -154,7 +154,7 @@ def _measure(args: argparse.Namespace, bench: Bench, questions: list[Question], 
     all_turns = args.turns == "all"
     with Bar(len(questions) * (len(args.concurrency) + args.store_warm), "prompts") as bar:
         for wave in waves(questions, max(args.concurrency)) if args.store_warm else ():
-            bench.teach_store(wave, all_turns)
+            bench.teach_store(wave, max(args.concurrency), all_turns)
             bar.advance(len(wave))
         for concurrency in args.concurrency:
             for wave in waves(questions, concurrency):

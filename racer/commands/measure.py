@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,26 +30,31 @@ class Measured:
     step_ms: float = 0.0
     draft_ms: float = 0.0
     steps_timed: int = 0
-    finished: bool = False
 
 
-def measure(engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], caps: list[int]) -> list[Measured]:
-    """Decode the prompts together, all at once, greedily, each up to its cap of tokens. The engine must be idle.
+def measure(
+    engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], caps: list[int], concurrency: int
+) -> list[Measured]:
+    """Decode the prompts greedily, each up to its cap of tokens, ``concurrency`` at once: as one ends the next begins.
+
+    The engine must be idle.
 
     Leaves the engine's budget as the mode's.
     """
-    results: dict[str, Measured] = {}
+    requests = [Request(prompt, mode.params(cap)) for prompt, cap in zip(prompts, caps, strict=True)]
+    results = {request.request_id: Measured() for request in requests}
+    waiting = deque(requests)
+    open_ids: set[str] = set()
     if mode.budget is not None:
         engine.budget = mode.budget
     started = time.perf_counter()
-    for prompt, cap in zip(prompts, caps, strict=True):
-        request = Request(prompt, mode.params(cap))
-        engine.add(request)
-        results[request.request_id] = Measured()
-    while engine.has_work:
+    while waiting or open_ids:
+        while waiting and len(open_ids) < concurrency:
+            engine.add(waiting[0])
+            open_ids.add(waiting.popleft().request_id)
         outputs = engine.step()
         ended = time.perf_counter()
-        served = [result for result in results.values() if not result.finished]
+        served = [results[request_id] for request_id in open_ids]
         latest = engine.metrics.recent[-1]
         for result in served:
             result.busy_s += (ended - started) / len(served)
@@ -62,7 +68,8 @@ def measure(engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], caps: li
             result = results[output.request_id]
             result.token_ids += output.token_ids
             result.text += output.text
-            result.finished = output.finished
+            if output.finished:
+                open_ids.remove(output.request_id)
             result.stats = output.stats or result.stats
         started = ended
     return list(results.values())
@@ -101,5 +108,5 @@ def measure_transformers(
         token_ids = row[:-1] if row and row[-1] in stops else row
         steps = forwards - 1  # the first one reads the prompt
         stats = RequestStats(len(prompt), len(token_ids), decided=len(row), steps=steps)
-        results.append(Measured(token_ids, "", stats, busy_s, step_ms=busy_s * 1e3, steps_timed=steps, finished=True))
+        results.append(Measured(token_ids, "", stats, busy_s, step_ms=busy_s * 1e3, steps_timed=steps))
     return results

@@ -21,6 +21,7 @@ from racer.text import render_chat
 Prompt = tuple[int, ...]
 _WARM_UP_TOKENS = 8
 _FLUSH_S = 60.0
+_REFILLS = 4
 
 
 class Bench:
@@ -49,15 +50,15 @@ class Bench:
         """Decode a few tokens in every mode, uncounted: first calls are slow."""
         prompt = tuple(encode(self.engine.tokenizer, "To warm up, a few words: to warm up, a few words"))
         for mode in self.modes:
-            self._measure(mode, [prompt], _WARM_UP_TOKENS, teach=False)
+            self._measure(mode, [prompt], _WARM_UP_TOKENS, 1, teach=False)
 
-    def teach_store(self, wave: list[Question], all_turns: bool) -> None:
+    def teach_store(self, wave: list[Question], concurrency: int, all_turns: bool) -> None:
         """Decode a wave once, uncounted, for the store to learn it; conversations go on with these answers."""
         mode = next(mode for mode in self.modes if mode.store)
         answers: list[list[str]] = [[] for _ in wave]
         for turn in range(_rounds(wave, all_turns)):
             prompts = self._prompts(wave, turn, answers)
-            taught = self._measure(mode, [*prompts.values()], self.max_tokens, teach=True)
+            taught = self._measure(mode, [*prompts.values()], self.max_tokens, concurrency, teach=True)
             for i, one in zip(prompts, taught, strict=True):
                 answers[i].append(one.text)
 
@@ -70,7 +71,7 @@ class Bench:
             if not prompts:
                 break
             measured = {
-                mode: self._measure(mode, [*prompts.values()], self.max_tokens, teach=self._store_learns)
+                mode: self._measure(mode, [*prompts.values()], self.max_tokens, concurrency, teach=self._store_learns)
                 for mode in rotated(self.modes, self._turn)
             }
             self._turn += 1
@@ -83,13 +84,15 @@ class Bench:
                     results.append(Result(wave[i], mode, concurrency, one, difference))
         return results
 
-    def _measure(self, mode: Mode, prompts: list[Prompt], max_tokens: int, *, teach: bool) -> list[Measured]:
+    def _measure(
+        self, mode: Mode, prompts: list[Prompt], max_tokens: int, concurrency: int, *, teach: bool
+    ) -> list[Measured]:
         if self._store is not None:
             self._store.reads, self._store.learns = mode.store, mode.store and teach
         caps = [min(max_tokens, self.engine.context_length - len(prompt)) for prompt in prompts]
         if self._reference is not None and mode.drafts in TRANSFORMERS:
             return measure_transformers(self._reference, TRANSFORMERS[mode.drafts], prompts, caps)
-        measured = measure(self.engine, mode, prompts, caps)
+        measured = measure(self.engine, mode, prompts, caps, concurrency)
         if self._store is not None and self._store.learns:
             self._store.store.flush(_FLUSH_S)  # outside the time measured: what follows finds it learned
         return measured
@@ -131,8 +134,13 @@ class Bench:
         return tuple(prompt)
 
 
-def waves(questions: list[Question], size: int) -> Iterator[list[Question]]:
-    """The questions in order, ``size`` at a time; the last wave may be smaller."""
+def waves(questions: list[Question], concurrency: int) -> Iterator[list[Question]]:
+    """The questions in order, as many at a time as the modes take turns over.
+
+    One at a time where one is decoded at a time. Else enough to keep the engine at ``concurrency`` for most of a wave:
+    an answer that ends makes room for the next question, as in service.
+    """
+    size = 1 if concurrency == 1 else _REFILLS * concurrency
     return (questions[start : start + size] for start in range(0, len(questions), size))
 
 

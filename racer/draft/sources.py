@@ -49,8 +49,11 @@ class NgramSource(Protocol):
         """
         ...
 
-    def learn(self, tokens: Ints) -> None:
-        """Take in a run of decided text (int32 [m]); may happen later, or not at all."""
+    def learn(self, tokens: Ints, prompt_tokens: int = 0) -> None:
+        """Take in a run of decided text (int32 [m]); may happen later, or not at all.
+
+        Its first ``prompt_tokens`` are the prompt, which a store may have to leave alone.
+        """
         ...
 
 
@@ -109,8 +112,8 @@ class MemoryNgramSource:
                 return [Continuation(tokens, count, length) for tokens, count in row.items()]
         return []
 
-    def learn(self, tokens: Ints) -> None:
-        """See :class:`NgramSource`; at once, in this thread."""
+    def learn(self, tokens: Ints, prompt_tokens: int = 0) -> None:
+        """See :class:`NgramSource`; at once, in this thread, the prompt too."""
         text = tuple(tokens.tolist())
         with self._lock:
             for start in range(1, len(text)):

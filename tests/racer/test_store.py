@@ -85,7 +85,7 @@ class Recorder:
     def lookup(self, contexts: Any, deadline_ms: float) -> list[list[Continuation]]:
         return [[Continuation((7,), 1, 2)] for _ in contexts]
 
-    def learn(self, tokens: Any) -> None:
+    def learn(self, tokens: Any, prompt_tokens: int = 0) -> None:
         self.learned.append(tokens.tolist())
 
     def flush(self, timeout_s: float) -> bool:

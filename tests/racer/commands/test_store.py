@@ -34,7 +34,7 @@ class MemoryStore(MemoryNgramSource):
         self.lookups += 1
         return super().lookup(contexts, deadline_ms)
 
-    def learn(self, tokens: Any) -> None:
+    def learn(self, tokens: Any, prompt_tokens: int = 0) -> None:
         self.learned += 1
         super().learn(tokens)
 

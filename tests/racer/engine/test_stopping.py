@@ -196,7 +196,7 @@ def test_nothing_behind_the_stop_is_learned() -> None:
     taught: list[list[int]] = []
 
     class Recorder(MemoryNgramSource):
-        def learn(self, tokens: NDArray[np.int32]) -> None:
+        def learn(self, tokens: NDArray[np.int32], prompt_tokens: int = 0) -> None:
             taught.append(tokens.tolist())
             super().learn(tokens)
 

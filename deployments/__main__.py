@@ -1,0 +1,11 @@
+"""``python -m deployments``: serve."""
+
+import signal
+import sys
+
+from deployments.commands import main
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is stopped
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts it in the background ignores this
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The command line: ``python -m deployments serve``.
+
+Exit codes: 0 all well, an endpoint that was told to stop included; 1 what was started did not come up; 2 a mistake of
+the user's, told in one sentence on stderr; 130 interrupted before the endpoint was ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from deployments.errors import ConfigError, DeploymentError
+
+INTERRUPTED = 130
+COMMANDS = ("serve",)
+
+
+class OneSentenceParser(argparse.ArgumentParser):
+    """Reports a wrong option in one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print ``message`` and exit 2."""
+        self.exit(2, f"error: {message} (try {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    parser = OneSentenceParser(
+        prog="python -m deployments", description="The engine as a service on Ray.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        command = importlib.import_module(f"deployments.commands.{name}")
+        sub = commands.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION, allow_abbrev=False)
+        command.add_arguments(sub)
+        sub.set_defaults(execute=command.execute)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code."""
+    try:
+        args = build_parser().parse_args(argv)
+    except SystemExit as stop:  # --help, or a wrong option
+        return int(stop.code or 0)
+    try:
+        code: int = args.execute(args)
+        return code
+    except ConfigError as error:
+        return _say(f"error: {error}", 2)
+    except DeploymentError as error:
+        return _say(f"error: {error}", 1)
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
+
+
+def _say(sentence: str, code: int) -> int:
+    print(sentence, file=sys.stderr)
+    return code
