@@ -1,4 +1,4 @@
-# `make run` decodes with the demo model, `make test` runs every test; each sets up what it needs.
+# `make run` serves the demo model, `make test` runs every test; each sets up what it needs.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 LOG := $(VENV)/setup.log
 
 PROMPT ?= Write a Python function that checks whether a number is prime, and explain how it works.
-# The n-gram store that `make run` drafts from and teaches: a URL, `embedded:` for a server of its own, or nothing.
+# The n-gram store that `make decode` drafts from and teaches: a URL, `embedded:` for a server of its own, or nothing.
 STORE ?= embedded:
 ARGS ?=
 export PROMPT DATA STORE
@@ -30,7 +30,7 @@ apt = command -v $(1) >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get 
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(2); } >>$(LOG) 2>&1; }; } || \
 	echo "note: $(1) is missing (Debian: apt-get install $(2)); $(3)" >&2
 
-.PHONY: help setup run test test-gpu check bench clean lock
+.PHONY: help setup run decode test test-gpu check bench clean lock
 
 help: ## Show what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -39,7 +39,10 @@ setup: $(INSTALLED) ## Install the dependencies into .venv and prepare the demo 
 	@$(call apt,g++,g++,the model runs slower without it)
 	@$(PY) -m racer.model.demo >/dev/null
 
-run: setup ## Decode PROMPT="..." with the demo model, accepted draft tokens coloured
+run: setup ## Serve the demo model on HOST and PORT, OpenAI-compatible, until Ctrl-C
+	@exec $(PY) -m deployments serve --host "$${HOST:-127.0.0.1}" --port "$${PORT:-8000}" $(ARGS)
+
+decode: setup ## Decode PROMPT="..." with the demo model, accepted draft tokens coloured
 	@$(PY) -m racer run --prompt "$$PROMPT" $${STORE:+--store "$$STORE"} $(ARGS)
 
 test: setup ## Run the tests; ARGS="-k name" chooses some

@@ -114,7 +114,9 @@ class Answerer:
             (len(given) * request.n, self._max_choices, "choices (prompts times n)"),
         ):
             if value > limit:
-                raise ApiError(400, f"{value} {name} are more than the limit of {limit}; send fewer", "invalid_value", "prompt")
+                raise ApiError(
+                    400, f"{value} {name} are more than the limit of {limit}; send fewer", "invalid_value", "prompt"
+                )
         return [list(self._tokenizer(one).input_ids) if isinstance(one, str) else one for one in given]
 
     def _params(self, request: ApiRequest) -> SamplingParams:

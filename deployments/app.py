@@ -68,7 +68,7 @@ def _api_builder(config: AppConfig) -> Any:
                 made.append(Backend(handles, config.models))
             return made[0]
 
-        return make_api(config, KeyRing(load_keys(config)), backend)
+        return make_api(config, KeyRing(load_keys(config)), backend, behind_proxy=True)
 
     return build
 
@@ -81,9 +81,14 @@ def _model_deployment(model: ModelConfig, config: AppConfig) -> Application:
         "target_cache_use": scaling.target_cache_use,
         "target_step_ms": scaling.target_step_ms,
     }
-    actor: dict[str, Any] = {"num_cpus": model.num_cpus, "num_gpus": model.num_gpus, "resources": model.resources}
-    if model.environment:
-        actor["runtime_env"] = {"env_vars": model.environment}
+    # OpenMP reads its variable when torch loads it, and Ray sets another value: before the replica's first line.
+    environment = {"OMP_NUM_THREADS": str(model.replica_threads)} | model.environment
+    actor: dict[str, Any] = {
+        "num_cpus": model.num_cpus,
+        "num_gpus": model.num_gpus,
+        "resources": model.resources,
+        "runtime_env": {"env_vars": environment},
+    }
     options: dict[str, Any] = {}
     if config.affinity:
         options["request_router_config"] = RequestRouterConfig(

@@ -25,7 +25,7 @@ from deployments.responses import event
 from deployments.schema import ApiRequest, ChatRequest, CompletionRequest
 
 REQUEST_ID = "x-request-id"
-_USABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_USABLE_ID = re.compile(r"[!-~]{1,128}")
 _TYPE_NAMES = {"str", "int", "float", "bool", "list", "dict"}
 
 
@@ -117,8 +117,13 @@ async def _close(pieces: AsyncGenerator[Piece]) -> None:
             await asyncio.sleep(0.01)
 
 
-def make_api(config: AppConfig, keys: KeyRing, backend: Callable[[], Backend]) -> FastAPI:
-    """The application's routes. ``backend`` gives what answers, when a request needs it."""
+def make_api(
+    config: AppConfig, keys: KeyRing, backend: Callable[[], Backend], *, behind_proxy: bool = False
+) -> FastAPI:
+    """The application's routes. ``backend`` gives what answers, when a request needs it.
+
+    ``behind_proxy``: Serve's proxy, which gives each request an id and the client that id.
+    """
     api = FastAPI(
         title="racer-serve",
         description="OpenAI-compatible endpoint; answers are the model's own tokens, decoded with drafts.",
@@ -130,7 +135,7 @@ def make_api(config: AppConfig, keys: KeyRing, backend: Callable[[], Backend]) -
         status: {"model": ErrorBody} for status in (400, 401, 403, 404, 413, 429, 500, 502, 503, 504)
     }
     _add_error_handlers(api)
-    api.add_middleware(RequestContext, most_bytes=config.limits.body_bytes)
+    api.add_middleware(RequestContext, most_bytes=config.limits.body_bytes, tells_id=not behind_proxy)
 
     def caller(authorization: str | None) -> KeyConfig | None:
         return keys.identify(authorization)
@@ -242,8 +247,8 @@ async def _first_piece(pieces: AsyncGenerator[Piece], request: Request) -> Piece
 class RequestContext:
     """Middleware: each request gets an id, its own if it brings a usable one, and may have so many bytes of body."""
 
-    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
-        self._app, self._most_bytes = app, most_bytes
+    def __init__(self, app: ASGIApp, most_bytes: int, *, tells_id: bool) -> None:
+        self._app, self._most_bytes, self._tells_id = app, most_bytes, tells_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
@@ -268,7 +273,7 @@ class RequestContext:
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
-        await self._app(scope, counted, named)
+        await self._app(scope, counted, named if self._tells_id else send)
 
 
 def _add_error_handlers(api: FastAPI) -> None:

@@ -35,8 +35,7 @@ class EngineReplica:
     def __init__(self, app: dict[str, Any], name: str) -> None:
         self._app = AppConfig.model_validate(app)
         self._config = next(model for model in self._app.models if model.name == name)
-        os.environ.setdefault("OMP_NUM_THREADS", str(self._config.replica_threads))
-        import torch  # after the threads are set
+        import torch
 
         from racer.async_engine import AsyncEngine
         from racer.config import Drafts
@@ -44,11 +43,16 @@ class EngineReplica:
 
         torch.set_num_threads(self._config.replica_threads)
         started = time.monotonic()
-        engine = Engine(self._config.engine_config())
-        if engine.config.drafts is not Drafts.OFF:
-            engine.drafter.warm_up()
+
+        def make() -> Engine:
+            made = Engine(self._config.engine_config())
+            if made.config.drafts is not Drafts.OFF:
+                made.drafter.warm_up()
+            return made
+
+        self.engine = AsyncEngine(make)
+        engine = self.engine.engine
         self._tenants = Tenants(self._app.store, engine.tokenizer)
-        self.engine = AsyncEngine(engine)
         self._answerer = Answerer(self.engine, self._app.limits.prompts, self._app.limits.choices)
         self._answerer.interval_s = self._app.stream_interval_ms / 1000
         self._metrics = ReplicaMetrics(name, by_namespace=self._app.metrics_by_namespace)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from racer.engine import Engine
@@ -34,10 +35,19 @@ class AsyncEngine:
     """Runs an :class:`Engine` in a thread; any event loop may ask it to decode.
 
     The thread sleeps while there is nothing to do. ``close()`` ends it; ``drain()`` lets open requests finish first.
+
+    Give it a function that makes the engine, and it is made in that thread: OpenMP keeps a pool of threads for each
+    thread that computes, and with a second pool on the same cores its barriers sleep instead of waiting, which doubles
+    a step's time (docs/log.md). The constructor then waits, and raises what the function raises.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    engine: Engine
+
+    def __init__(self, engine: Engine | Callable[[], Engine]) -> None:
+        made: Future[Engine] = Future()
+        if isinstance(engine, Engine):
+            made.set_result(engine)
+        self._make = None if isinstance(engine, Engine) else engine
         self._condition = threading.Condition()
         self._commands: deque[tuple[Callable[[_Stream], None], _Stream]] = deque()
         self._streams: dict[str, _Stream] = {}
@@ -46,8 +56,9 @@ class AsyncEngine:
         self._failure: BaseException | None = None
         self._progress_s = time.monotonic()
         self._busy = False
-        self._thread = threading.Thread(target=self._run, name="racer-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(made,), name="racer-engine", daemon=True)
         self._thread.start()
+        self.engine = made.result()
 
     # --- callers' side
 
@@ -134,7 +145,14 @@ class AsyncEngine:
 
     # --- the engine's thread
 
-    def _run(self) -> None:
+    def _run(self, made: Future[Engine]) -> None:
+        if self._make is not None:
+            try:
+                made.set_result(self._make())
+            except BaseException as failure:
+                made.set_exception(failure)
+                return
+        self.engine = made.result()
         error: BaseException = EngineDrainingError("the engine was closed")
         try:
             while self._wait_for_work():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import socket
@@ -137,6 +138,7 @@ def _start(config: AppConfig, args: argparse.Namespace, stack: ExitStack) -> Non
 
     from deployments.app import build_app
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     app = build_app(config.model_dump(mode="json"))
     print("starting Ray", file=sys.stderr, flush=True)
     try:
@@ -150,7 +152,7 @@ def _start(config: AppConfig, args: argparse.Namespace, stack: ExitStack) -> Non
     print("loading " + ", ".join(model.name for model in config.models), file=sys.stderr, flush=True)
     serve.start(http_options={"host": args.host, "port": args.port})
     stack.callback(serve.delete if args.address else _shut_down, *([APP] if args.address else []))
-    serve.run(app, name=APP, route_prefix="/", _blocking=False)
+    serve.run_many([serve.RunTarget(app, APP, "/")], wait_for_applications_running=False)
 
 
 def _shut_down() -> None:

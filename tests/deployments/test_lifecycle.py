@@ -133,10 +133,11 @@ def test_a_tenants_text_speeds_up_nobody_else() -> None:  # fault 21
 
 def test_chunks_are_held_to_the_interval() -> None:
     engine = chat_engine(max_context=4096)
-    body = LONG | {"max_tokens": 200, "drafts": "off", "temperature": 0}
+    body = LONG | {"max_tokens": 600, "drafts": "off", "temperature": 0}
     with serving(engine) as server, httpx.Client(base_url=server.root) as http:
         fast = http.post("/v1/completions", json=body).text
         server.backend.answerer.interval_s = 0.05
         with http.stream("POST", "/v1/completions", json=body) as answer:
             pieces = [piece for piece in answer.iter_raw() if piece]
-    assert len(pieces) < 60 < fast.count("data: ") == "".join(piece.decode() for piece in pieces).count("data: ")
+    events = "".join(piece.decode() for piece in pieces).count("data: ")
+    assert events == fast.count("data: ") >= 3 * len(pieces)

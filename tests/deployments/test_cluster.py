@@ -1,0 +1,267 @@
+"""The real thing: Ray Serve on a cluster of several nodes, with the demo model and a real Redis, under real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from datastore.embedded import EmbeddedServer
+from deployments.commands.serve import RAY_ENVIRONMENT
+from tests.deployments.local import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PORT = 18471
+ROOT = f"http://127.0.0.1:{PORT}"
+BODY: dict[str, Any] = {"model": "demo", "prompt": "The capital of France is", "temperature": 0, "max_tokens": 24}
+
+
+class Endpoint:
+    """A running application, its cluster and its store."""
+
+    def __init__(self, cluster: Any, store: EmbeddedServer) -> None:
+        self.cluster, self.store = cluster, store
+
+    def running(self) -> int:
+        """Replicas of the model that run."""
+        from ray import serve
+
+        states = serve.status().applications["racer"].deployments["model-demo"].replica_states
+        return int(states.get("RUNNING", 0))
+
+
+def deploy(**changes: Any) -> None:
+    """Deploy the application anew, with other arguments."""
+    from ray import serve
+
+    from deployments.app import build_app
+
+    model: dict[str, Any] = {
+        "name": "demo",
+        "engine": {"model": "demo", "prior": False, "compile": False, "budget": 16, "max_running": 16},
+        "num_cpus": 0,
+        "threads": 1,
+        "resources": {"gpu_like": 1},
+        "autoscaling": {"min_replicas": 2, "max_replicas": 2},
+        "drain_s": 20,
+    } | changes.pop("model", {})
+    args = {"models": [model], "store": {"url": "$TEST_STORE_URL"}, "metrics_by_namespace": True} | changes
+    serve.run_many([serve.RunTarget(build_app(args), "racer", "/")])
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    """Three nodes of which two have a (logical) GPU each, and a replica on each of the two."""
+    import ray
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    with EmbeddedServer() as store, pytest.MonkeyPatch.context() as patch:
+        for name, value in (RAY_ENVIRONMENT | {"TEST_STORE_URL": store.url, "RACER_API_KEYS": ""}).items():
+            patch.setenv(name, value)
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        try:
+            for _ in range(2):
+                cluster.add_node(num_cpus=1, resources={"gpu_like": 1})
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            serve.start(http_options={"host": "127.0.0.1", "port": PORT, "location": "HeadOnly"})
+            deploy()
+            wait_until(lambda: ready() == 200, "the endpoint is ready", 120)
+            yield Endpoint(cluster, store)
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def ready() -> int:
+    try:
+        return httpx.get(f"{ROOT}/ready", timeout=30).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def ask(**changes: Any) -> str:
+    answer = httpx.post(f"{ROOT}/v1/completions", json=BODY | changes, timeout=120)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+def test_clients_get_the_models_tokens(endpoint: Endpoint) -> None:
+    expected = ask(drafts="off")
+    assert ask() == expected
+    with openai.OpenAI(base_url=f"{ROOT}/v1", api_key="none") as client:
+        pieces = client.completions.create(**BODY, stream=True)
+        assert "".join(piece.choices[0].text for piece in pieces) == expected
+        with pytest.raises(openai.BadRequestError) as wrong:
+            client.completions.create(**(BODY | {"max_tokens": 100_000}))
+        assert wrong.value.code == "context_length_exceeded"
+        listed = client.models.list().data
+        assert [model.id for model in listed] == ["demo"]
+
+    async def through_async() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{ROOT}/v1", api_key="none") as client:
+            answer = await client.completions.create(**BODY)
+            return answer.choices[0].text
+
+    assert asyncio.run(through_async()) == expected
+    told = subprocess.run(
+        ["curl", "-sS", f"{ROOT}/v1/completions", "-H", "Content-Type: application/json", "-d", json.dumps(BODY)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(told.stdout)["choices"][0]["text"] == expected
+
+
+def test_langchain_works(endpoint: Endpoint) -> None:
+    from langchain_openai import ChatOpenAI
+    from pydantic import SecretStr
+
+    chat = ChatOpenAI(
+        model="demo", base_url=f"{ROOT}/v1", api_key=SecretStr("none"), temperature=0, max_completion_tokens=8
+    )
+    answer = chat.invoke("Say hello.")
+    assert answer.content and answer.usage_metadata is not None and answer.usage_metadata["output_tokens"] <= 8
+    assert "".join(str(chunk.content) for chunk in chat.stream("Say hello.")) == answer.content
+
+
+def test_request_id_is_told_once_and_logged_without_text(endpoint: Endpoint) -> None:
+    import ray
+
+    body = BODY | {"prompt": "a prompt nobody may log", "user": "user-7"}
+    answer = httpx.post(f"{ROOT}/v1/completions", json=body, headers={"X-Request-Id": "find-me-1"}, timeout=60)
+    assert answer.headers.get_list("x-request-id") == ["find-me-1"]
+    node: Any = ray._private.worker._global_node
+    folder = Path(node.get_session_dir_path()).parent
+
+    def lines() -> list[dict[str, Any]]:
+        texts = [path.read_text(errors="replace") for path in folder.glob("session_*/logs/serve/*.log")]
+        assert not any("nobody may log" in text for text in texts)
+        return [
+            json.loads(line) for text in texts for line in text.splitlines() if "find-me-1" in line and line[0] == "{"
+        ]
+
+    wait_until(lambda: any(line["message"] == "request" for line in lines()), "the request is logged")
+    logged = next(line for line in lines() if line["message"] == "request")
+    assert logged["user"] == "user-7" and logged["completion_tokens"] == 24 and logged["status"] == 200
+
+
+def test_metrics_tell_of_requests_drafts_and_store(endpoint: Endpoint) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    ask(seed=3)
+
+    def samples() -> dict[str, float]:
+        page = httpx.get(f"{ROOT}/metrics", timeout=30).text
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                assert sample.labels["model"] == "demo"
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        return found
+
+    wanted = [
+        "ray_racer_requests_total",
+        "ray_racer_completion_tokens_total",
+        "ray_racer_time_to_first_token_s_count",
+        "ray_racer_time_per_token_s_count",
+        "ray_racer_mat_count",
+        "ray_racer_budget_count",
+        "ray_racer_step_ms_count",
+        "ray_racer_drafted_tokens_total",
+        "ray_racer_accepted_tokens_total",
+        "ray_racer_accepted_by_depth_total",
+        "ray_racer_store_contexts_total",
+        "ray_racer_store_learned_tokens_total",
+    ]
+    wait_until(lambda: all(samples().get(name, 0) > 0 for name in wanted), f"all of {wanted}", 40)
+    found = samples()
+    assert {"ray_racer_cache_use", "ray_racer_open_requests", "ray_racer_store_breaker"} <= set(found)
+
+
+def test_replica_lost_under_load(endpoint: Endpoint) -> None:
+    """One of two replicas is killed: its streams end with one error event, the others and new requests go on."""
+    pids = replica_pids()
+    assert len(pids) == 2
+    outcomes: list[str] = []
+
+    async def stream(http: httpx.AsyncClient, number: int) -> None:
+        body = BODY | {
+            "prompt": f"{number}: a long story about {number}",
+            "max_tokens": 120,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        async with http.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200
+            lines = [line async for line in answer.aiter_lines() if line]
+        errors = [line for line in lines if '"error"' in line]
+        assert len(errors) <= 1 and (not errors or lines[-1] == errors[0])
+        outcomes.append("lost" if errors else "whole" if lines[-1] == "data: [DONE]" else "cut")
+
+    async def load() -> None:
+        async with httpx.AsyncClient(base_url=ROOT, timeout=200) as http:
+            tasks = [asyncio.create_task(stream(http, i)) for i in range(12)]
+            await asyncio.sleep(3)
+            os.kill(pids[0], signal.SIGKILL)
+            late = [asyncio.create_task(stream(http, i)) for i in range(12, 16)]
+            await asyncio.gather(*tasks, *late)
+
+    asyncio.run(load())
+    assert len(outcomes) == 16 and "cut" not in outcomes
+    assert outcomes.count("lost") >= 1 and outcomes.count("whole") >= 4
+    wait_until(lambda: endpoint.running() == 2 and ready() == 200, "the replica is replaced", 120)
+    assert pids[0] not in replica_pids()
+
+
+def test_redis_killed_under_load(endpoint: Endpoint) -> None:
+    expected = ask(drafts="off", max_tokens=60)
+
+    async def load() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=ROOT, timeout=200) as http:
+            tasks = [
+                asyncio.create_task(http.post("/v1/completions", json=BODY | {"max_tokens": 60})) for _ in range(8)
+            ]
+            await asyncio.sleep(1)
+            endpoint.store.close()
+            tasks += [
+                asyncio.create_task(http.post("/v1/completions", json=BODY | {"max_tokens": 60})) for _ in range(4)
+            ]
+            return await asyncio.gather(*tasks)
+
+    answers = asyncio.run(load())
+    assert [answer.status_code for answer in answers] == [200] * 12
+    assert {answer.json()["choices"][0]["text"] for answer in answers} == {expected}
+
+
+def test_settings_change_without_a_restart(endpoint: Endpoint) -> None:
+    before = sorted(replica_pids())
+    deploy(stream_interval_ms=50.0)
+    assert sorted(replica_pids()) == before or ready() == 200
+    assert ask() == ask(drafts="off")
+
+
+def replica_pids() -> list[int]:
+    """Processes of the model's replicas."""
+    import ray
+
+    from ray.serve._private.constants import SERVE_NAMESPACE
+
+    found = []
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] == SERVE_NAMESPACE and "model-demo" in actor["name"]:
+            handle = ray.get_actor(actor["name"], namespace=SERVE_NAMESPACE)
+            found.append(int(ray.get(handle.__ray_call__.remote(lambda _: os.getpid()))))
+    return found
