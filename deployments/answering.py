@@ -132,7 +132,7 @@ class Answerer:
         if not isinstance(request, CompletionRequest) or not request.echo:
             return []
         return [
-            given if isinstance(given, str) else self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+            given if isinstance(given, str) else str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
             for given, ids in zip(request.prompts(), prompts, strict=True)
         ]
 

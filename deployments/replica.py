@@ -17,7 +17,7 @@ from deployments.config import AppConfig, ModelConfig
 from deployments.errors import ApiError, ConfigError
 from deployments.logs import LOGGER, log_request
 from deployments.metrics import ReplicaMetrics
-from deployments.signals import signals_of
+from deployments.signals import Signals, signals_of
 from deployments.tenants import Tenants
 
 _log = logging.getLogger(LOGGER)
@@ -127,7 +127,7 @@ class EngineReplica:
         engine.budget = budget
         self._answerer.interval_s = settings.get("stream_interval_ms", self._app.stream_interval_ms) / 1000
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
+    def record_autoscaling_stats(self) -> Signals:
         """The engine's signals for :class:`deployments.autoscaling.EnginePolicy`."""
         return signals_of(self.engine.engine, self._open)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from deployments.schema import ApiRequest, ChatRequest
@@ -51,7 +52,7 @@ class TokenTexts:
         """The token's bytes, also where they are only part of a character."""
         text = self.text(token_id)
         if "\N{REPLACEMENT CHARACTER}" in text:
-            piece = self._tokenizer.convert_ids_to_tokens(token_id)
+            piece = str(self._tokenizer.convert_ids_to_tokens(token_id))
             if len(piece) == 6 and piece.startswith("<0x"):  # byte fallback of sentencepiece
                 return [int(piece[3:5], 16)]
             table = _byte_of_character()
@@ -63,9 +64,8 @@ class TokenTexts:
 @lru_cache(maxsize=1)
 def _byte_of_character() -> dict[str, int]:
     """The characters by which byte-level tokenizers write bytes."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {character: byte for byte, character in bytes_to_unicode().items()}
+    table: Any = import_module("transformers.convert_slow_tokenizer")  # untyped
+    return {character: byte for byte, character in table.bytes_to_unicode().items()}
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from datastore.client import ClientConfig
 from datastore.counters import ClientStats
@@ -15,6 +15,8 @@ from deployments.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from racer.draft.sources import NgramSource
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +38,12 @@ class Tenants:
         self._tokenizer_json = backend.to_str() if backend is not None and self._url is not None else ""
         self.source(None, None)  # what is wrong is told at the start
 
-    def source(self, namespace: str | None, learn: Learn | None) -> Source | None:
+    def source(self, namespace: str | None, learn: Learn | None) -> NgramSource | None:
         """The source of this namespace; None where there is no store."""
+        # The engine's package knows a store by its methods only: the continuations have the same fields, not one type.
+        return cast("NgramSource | None", self._client(namespace, learn))
+
+    def _client(self, namespace: str | None, learn: Learn | None) -> Source | None:
         if self._url is None:
             return None
         key = (namespace or self._config.namespace, learn or self._config.learn)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,14 +152,8 @@ def _start(config: AppConfig, args: argparse.Namespace, stack: ExitStack) -> Non
         raise DeploymentError(f"Ray does not start ({str(error).strip().splitlines()[0]})") from error
     print("loading " + ", ".join(model.name for model in config.models), file=sys.stderr, flush=True)
     serve.start(http_options={"host": args.host, "port": args.port})
-    stack.callback(serve.delete if args.address else _shut_down, *([APP] if args.address else []))
+    stack.callback(partial(serve.delete, APP) if args.address else serve.shutdown)
     serve.run_many([serve.RunTarget(app, APP, "/")], wait_for_applications_running=False)
-
-
-def _shut_down() -> None:
-    from ray import serve
-
-    serve.shutdown()
 
 
 def _wait_until_ready(args: argparse.Namespace) -> None:

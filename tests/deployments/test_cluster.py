@@ -113,7 +113,7 @@ def test_clients_get_the_models_tokens(endpoint: Endpoint) -> None:
     async def through_async() -> str:
         async with openai.AsyncOpenAI(base_url=f"{ROOT}/v1", api_key="none") as client:
             answer = await client.completions.create(**BODY)
-            return answer.choices[0].text
+            return str(answer.choices[0].text)
 
     assert asyncio.run(through_async()) == expected
     told = subprocess.run(
@@ -246,17 +246,70 @@ def test_redis_killed_under_load(endpoint: Endpoint) -> None:
     assert {answer.json()["choices"][0]["text"] for answer in answers} == {expected}
 
 
-def test_settings_change_without_a_restart(endpoint: Endpoint) -> None:
-    before = sorted(replica_pids())
-    deploy(stream_interval_ms=50.0)
-    assert sorted(replica_pids()) == before or ready() == 200
-    assert ask() == ask(drafts="off")
+def test_change_of_the_engine_loses_no_request(endpoint: Endpoint) -> None:
+    """Replicas are replaced one after the other, and let their answers finish."""
+    before, expected = set(replica_pids()), ask(drafts="off")
+    stop = asyncio.Event()
+
+    async def keep_asking(http: httpx.AsyncClient) -> list[tuple[int, str]]:
+        answers = []
+        while not stop.is_set():
+            answer = await http.post("/v1/completions", json=BODY)
+            answers.append((answer.status_code, answer.json()["choices"][0]["text"]))
+        return answers
+
+    async def load() -> list[tuple[int, str]]:
+        async with httpx.AsyncClient(base_url=ROOT, timeout=200) as http:
+            tasks = [asyncio.create_task(keep_asking(http)) for _ in range(3)]
+            engine = {"model": "demo", "prior": False, "compile": False, "budget": 8, "max_running": 16}
+            await asyncio.to_thread(deploy, model={"engine": engine})
+            await asyncio.to_thread(wait_until, lambda: before.isdisjoint(replica_pids()), "all are new", 120)
+            stop.set()
+            return [one for part in await asyncio.gather(*tasks) for one in part]
+
+    assert set(asyncio.run(load())) == {(200, expected)}
+
+
+def test_node_lost_and_found(endpoint: Endpoint) -> None:
+    """Losing a node with a replica loses nothing that is asked afterwards; a new node gets a replica again."""
+    endpoint.cluster.remove_node(endpoint.cluster.worker_nodes.copy().pop(), allow_graceful=False)
+    expected = ask(drafts="off")
+    assert {ask() for _ in range(5)} == {expected}
+    endpoint.cluster.add_node(num_cpus=1, resources={"gpu_like": 1})
+    wait_until(lambda: endpoint.running() == 2 and ready() == 200, "the new node has a replica", 120)
+
+
+def test_scales_with_load_from_zero_and_back(endpoint: Endpoint) -> None:
+    scaling = {
+        "min_replicas": 0,
+        "max_replicas": 2,
+        "target_running": 2,
+        "upscale_delay_s": 1,
+        "downscale_delay_s": 3,
+    }
+    deploy(model={"autoscaling": scaling})
+    wait_until(lambda: endpoint.running() == 0, "nobody asks, none runs", 90)
+    assert httpx.get(f"{ROOT}/ready", timeout=30).json()["models"] == {"demo": "asleep"}
+    assert ask(max_tokens=4)
+    seen: list[int] = []
+
+    async def load() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=ROOT, timeout=200) as http:
+            body = BODY | {"max_tokens": 200, "ignore_eos": True}
+            tasks = [asyncio.create_task(http.post("/v1/completions", json=body | {"seed": i})) for i in range(24)]
+            while not all(task.done() for task in tasks):
+                seen.append(await asyncio.to_thread(endpoint.running))
+                await asyncio.sleep(0.5)
+            return await asyncio.gather(*tasks)
+
+    assert {answer.status_code for answer in asyncio.run(load())} == {200}
+    assert max(seen) == 2
+    wait_until(lambda: endpoint.running() == 0, "idle, none runs", 90)
 
 
 def replica_pids() -> list[int]:
     """Processes of the model's replicas."""
     import ray
-
     from ray.serve._private.constants import SERVE_NAMESPACE
 
     found = []

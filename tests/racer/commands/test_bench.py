@@ -127,8 +127,8 @@ def test_a_mode_that_decodes_other_tokens_is_found(
 ) -> None:
     """Every answer of one mode is bent at its fifth token; nothing else may be reported."""
 
-    def bent(engine: Engine, mode: Mode, prompts: Any, caps: list[int]) -> list[Measured]:
-        results = measure(engine, mode, prompts, caps)
+    def bent(engine: Engine, mode: Mode, prompts: Any, caps: list[int], concurrency: int) -> list[Measured]:
+        results = measure(engine, mode, prompts, caps, concurrency)
         if mode.tree is TreeShape.PAPER:
             for result in results:
                 result.token_ids[4] = (result.token_ids[4] + 1) % 256
