@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,9 +56,9 @@ def made() -> Iterator[Made]:
     """``made(**config)``: a client without a near cache unless told, its store, and the clock of its breaker."""
     clients: list[tuple[StoreClient, HandStore]] = []
 
-    def make(**config: float) -> tuple[StoreClient, HandStore, Clock]:
+    def make(**config: Any) -> tuple[StoreClient, HandStore, Clock]:
         store, clock = HandStore(), Clock()
-        client = StoreClient(store, ClientConfig(**({"near_size": 0, "linger_s": 0.0} | config)), clock)  # type: ignore[arg-type]
+        client = StoreClient(store, ClientConfig(**({"near_size": 0, "linger_s": 0.0} | config)), clock)
         clients.append((client, store))
         return client, store, clock
 
@@ -65,6 +66,16 @@ def made() -> Iterator[Made]:
     for client, store in clients:
         store.gate.set()
         client.close()
+
+
+@pytest.mark.parametrize(("learn", "prompt", "answer"), [("all", 1, 1), ("answers", 0, 1), ("none", 0, 0)])
+def test_prompts_are_learned_only_where_they_may_be(made: Made, learn: str, prompt: int, answer: int) -> None:
+    client, _, _ = made(learn=learn)
+    client.learn(TEXT, prompt_tokens=60)
+    assert client.flush()
+    found = client.lookup([TEXT[:30], TEXT[:62], TEXT[:90]], PATIENCE_MS)
+    assert [bool(one) for one in found] == [bool(prompt), bool(answer), bool(answer)]
+    assert client.stats().learned == {"all": 100, "answers": 40, "none": 0}[learn]
 
 
 def test_it_finds_what_it_learned_and_counts_by_length(made: Made) -> None:
