@@ -25,10 +25,10 @@ class _Stream:
     queue: asyncio.Queue[list[StepOutput] | BaseException]
     open_choices: int
 
-    def put(self, item: list[StepOutput] | BaseException) -> None:
-        """Hand a step's outputs, or an error, over from the engine's thread."""
+    def fail(self, error: BaseException) -> None:
+        """Hand an error over from the engine's thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, error)
 
 
 class AsyncEngine:
@@ -171,7 +171,7 @@ class AsyncEngine:
             self._streams.clear()
             self._commands.clear()
         for stream in streams:
-            stream.put(error)
+            stream.fail(error)
 
     def _wait_for_work(self) -> bool:
         """Take in commands; sleep while there is nothing to do; False when closed."""
@@ -192,7 +192,7 @@ class AsyncEngine:
         try:
             self.engine.add(stream.request)
         except Exception as error:  # whatever is wrong with one request is that caller's alone
-            stream.put(error)
+            stream.fail(error)
         else:
             self._streams[stream.request.request_id] = stream
 
@@ -204,12 +204,22 @@ class AsyncEngine:
             self.engine.abort(request_id, announce=False)
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
+        """Hand a step's outputs over, in one call for each event loop: waking one costs more than the rest."""
         grouped: dict[str, list[StepOutput]] = {}
         for output in outputs:
             grouped.setdefault(output.request_id, []).append(output)
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, list[StepOutput]]]] = {}
         for request_id, items in grouped.items():
             stream = self._streams.get(request_id)
             if stream is not None:
-                stream.put(items)
+                loops.setdefault(stream.loop, []).append((stream, items))
                 if not self.engine.is_open(request_id):
                     del self._streams[request_id]
+        for loop, parts in loops.items():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                loop.call_soon_threadsafe(_put_all, parts)
+
+
+def _put_all(parts: list[tuple[_Stream, list[StepOutput]]]) -> None:
+    for stream, outputs in parts:
+        stream.queue.put_nowait(outputs)
