@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +69,11 @@ def execute(args: argparse.Namespace) -> int:
         os.environ.setdefault(name, value)
     with ExitStack() as stack:
         config = _with_embedded_store(config, stack)
-        _start(config, args, stack)
+        ready, stopped = threading.Event(), threading.Event()
+        _start(config, args, stack, ready)
         _wait_until_ready(args)
+        ready.set()
         _announce(config, args)
-        stopped = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopped.set())
         while not stopped.wait(_POLL_S):
@@ -133,7 +133,7 @@ def _with_embedded_store(config: AppConfig, stack: ExitStack) -> AppConfig:
     return config.model_copy(update={"store": config.store.model_copy(update={"url": f"${_STORE_URL}"})})
 
 
-def _start(config: AppConfig, args: argparse.Namespace, stack: ExitStack) -> None:
+def _start(config: AppConfig, args: argparse.Namespace, stack: ExitStack, ready: threading.Event) -> None:
     import ray
     from ray import serve
 
@@ -150,9 +150,17 @@ def _start(config: AppConfig, args: argparse.Namespace, stack: ExitStack) -> Non
         stack.callback(ray.shutdown)
     except Exception as error:
         raise DeploymentError(f"Ray does not start ({str(error).strip().splitlines()[0]})") from error
-    print("loading " + ", ".join(model.name for model in config.models), file=sys.stderr, flush=True)
+    names = ", ".join(model.name for model in config.models)
+    print(f"loading {names} (half a minute; some minutes at the first start)", file=sys.stderr, flush=True)
     serve.start(http_options={"host": args.host, "port": args.port})
-    stack.callback(partial(serve.delete, APP) if args.address else serve.shutdown)
+
+    def stop() -> None:
+        if args.address:
+            serve.delete(APP)
+        elif ready.is_set():  # else there is nothing to finish, and a replica that is loading would be waited for
+            serve.shutdown()
+
+    stack.callback(stop)
     serve.run_many([serve.RunTarget(app, APP, "/")], wait_for_applications_running=False)
 
 
