@@ -74,7 +74,7 @@ class Answerer:
             async with contextlib.aclosing(self._decode(requests)) as outputs:
                 timed = _with_deadlines(outputs, call, record)
                 if request.stream:
-                    async for data in self._stream(timed, writer, record):
+                    async for data in self._stream(timed, writer):
                         yield Piece(data)
                     last = Piece(writer.end())
                 else:
@@ -174,7 +174,7 @@ class Answerer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stream(
-        self, batches: AsyncIterator[list[tuple[int, StepOutput]]], writer: Writer, record: Record
+        self, batches: AsyncIterator[list[tuple[int, StepOutput]]], writer: Writer
     ) -> AsyncIterator[bytes]:
         """Events, those of a step together; at least ``interval_s`` apart, the first at once."""
         held: list[bytes] = []

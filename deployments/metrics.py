@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray.serve.metrics import Counter, Gauge, Histogram
@@ -14,6 +14,7 @@ from racer.types import DRAFT_SOURCES
 if TYPE_CHECKING:
     from datastore.counters import ClientStats
     from deployments.answering import Record
+    from deployments.calls import Learn
     from racer.engine import Engine
 
 _FIRST_TOKEN_S = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]
@@ -83,7 +84,7 @@ class ReplicaMetrics:
         if (mat := usage.get("racer", {}).get("mat")) is not None:
             self._mat.observe(mat, labels)
 
-    def collect(self, engine: Engine, store: Mapping[str, ClientStats], open_requests: int) -> None:
+    def collect(self, engine: Engine, store: Sequence[tuple[str, Learn, ClientStats]], open_requests: int) -> None:
         """Take over what the engine and the store's clients have counted since the last call."""
         metrics, scheduler = engine.metrics, engine.scheduler
         self._open.set(open_requests, self._model)
@@ -109,10 +110,10 @@ class ReplicaMetrics:
         ):
             for depth, amount in enumerate(by_depth.tolist(), start=1):
                 self._advance(counter, amount, self._model | {"depth": str(depth)})
-        for namespace, stats in store.items():
-            self._collect_store(self._labels(namespace), namespace, stats)
+        for namespace, learn, stats in store:
+            self._collect_store(self._labels(namespace), (namespace, learn), stats)
 
-    def _collect_store(self, labels: dict[str, str], namespace: str, stats: ClientStats) -> None:
+    def _collect_store(self, labels: dict[str, str], client: tuple[str, ...], stats: ClientStats) -> None:
         results = {
             "hit": sum(stats.hits.values()),
             "miss": stats.misses,
@@ -121,9 +122,9 @@ class ReplicaMetrics:
             "refused": stats.refused,
         }
         for result, amount in results.items():
-            self._advance(self._store, amount, labels | {"result": result}, namespace)
-        self._advance(self._learned, stats.learned, labels, namespace)
-        self._advance(self._dropped, stats.dropped + sum(stats.write_failed.values()), labels, namespace)
+            self._advance(self._store, amount, labels | {"result": result}, *client)
+        self._advance(self._learned, stats.learned, labels, *client)
+        self._advance(self._dropped, stats.dropped + sum(stats.write_failed.values()), labels, *client)
         self._breaker.set(stats.breaker.value / BreakerState.OPEN.value, labels)
 
     def _advance(self, counter: Counter, total: float, labels: dict[str, str], *of: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, model_validator
@@ -24,7 +25,7 @@ class StreamOptions(_Strict):
     include_usage: StrictBool = Field(False, description="a last chunk without choices carries the usage")
 
 
-class _Sampling(_Strict):
+class _Sampling(_Strict, ABC):
     """Fields that both endpoints share."""
 
     model: StrictStr = Field(description="a name that /v1/models lists")
@@ -57,13 +58,13 @@ class _Sampling(_Strict):
             raise ValueError("stream_options is only allowed when stream is true; set stream or leave it out")
         return self
 
+    @abstractmethod
     def length_cap(self) -> int | None:
         """Most tokens of an answer; None where nothing was asked for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def top_logprobs_wanted(self) -> int | None:
         """Alternatives to report for each token; None for no log-probabilities."""
-        raise NotImplementedError
 
     def sampling(self) -> dict[str, Any]:
         """Values for :class:`racer.types.SamplingParams`, which checks what crosses fields."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, cast
 
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from racer.draft.sources import NgramSource
-
-_log = logging.getLogger(__name__)
 
 
 class Tenants:
@@ -65,9 +62,9 @@ class Tenants:
         self._open.move_to_end(key)
         return found
 
-    def stats(self) -> dict[str, ClientStats]:
-        """What was counted, by namespace."""
-        return {namespace: source.stats() for (namespace, _), source in self._open.items()}
+    def stats(self) -> list[tuple[str, Learn, ClientStats]]:
+        """What each client has counted, with its namespace and what it learns. From any thread."""
+        return [(namespace, learn, source.stats()) for (namespace, learn), source in list(self._open.items())]
 
     def close(self) -> None:
         """Write what waits, and close all."""

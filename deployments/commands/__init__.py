@@ -10,20 +10,12 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from deployments.errors import ConfigError, DeploymentError
+from racer.commands import OneSentenceParser
 
 INTERRUPTED = 130
 COMMANDS = ("serve",)
-
-
-class OneSentenceParser(argparse.ArgumentParser):
-    """Reports a wrong option in one line, without the usage before it."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print ``message`` and exit 2."""
-        self.exit(2, f"error: {message} (try {self.prog} --help)\n")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -10,7 +10,6 @@ import openai
 import pytest
 
 from deployments.config import AppConfig, KeyConfig
-from racer.types import Request, SamplingParams
 from tests.deployments.local import Served, chat_engine, serving, wait_until
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -231,7 +230,3 @@ def test_draining_engine_asks_to_come_back() -> None:
         asyncio.run(server.backend.engine.drain())
         answer = http.post("/v1/completions", json=TEXT)
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
-
-
-def test_request_of_the_engine_keeps_its_default() -> None:
-    assert Request((1,), SamplingParams()).source is None

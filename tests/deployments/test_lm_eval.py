@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from racer import Request, SamplingParams, StepOutput
 from tests.deployments.local import Served
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,7 @@ def test_small_task_is_scored_as_the_engine_scores(served: Served, tmp_path: Pat
     from lm_eval.tasks import get_task_dict
 
     served.engine.tokenizer.save_pretrained(tmp_path / "tokenizer")
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"text": "abc abc ab", "choices": ["c", "z"], "gold": 0},
         {"text": "xyxyx", "choices": ["y", "q"], "gold": 0},
     ]
@@ -43,5 +44,20 @@ def test_small_task_is_scored_as_the_engine_scores(served: Served, tmp_path: Pat
     found = evaluate(lm=lm, task_dict=get_task_dict([task]), log_samples=True, bootstrap_iters=0)
     samples = found["samples"]["letters"]
     scores = [float(response[0][0]) for sample in samples for response in sample["resps"]]
-    assert len(scores) == 4 and all(score < 0 and math.isfinite(score) for score in scores)
-    assert found["results"]["letters"]["acc,none"] in (0.0, 0.5, 1.0)
+    expected = [scored(served, str(row["text"]) + choice) for row in rows for choice in row["choices"]]
+    assert scores == pytest.approx(expected, abs=1e-3)
+    right = sum(expected[2 * i] > expected[2 * i + 1] for i in range(len(rows)))
+    assert found["results"]["letters"]["acc,none"] == right / len(rows)
+
+
+def scored(served: Served, text: str) -> float:
+    """The engine's own log-probability of the text's last token."""
+    ids = tuple(served.engine.tokenizer(text).input_ids)
+    request = Request(ids, SamplingParams(max_tokens=1, prompt_logprobs=0, drafts="off"))
+
+    async def run() -> list[StepOutput]:
+        return [output async for output in served.backend.engine.generate(request)]
+
+    found = next(output.prompt_logprobs for output in asyncio.run(run()) if output.prompt_logprobs is not None)
+    assert found[-1] is not None
+    return found[-1].logprob
