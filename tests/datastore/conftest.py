@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from datastore.client import StoreClient
+from datastore.connect import open_store
+from tests.datastore.faulty import FAST, LIMITS, TEXT, Client
 from tests.datastore.servers import Server, certificate, free_ports, join_cluster, wait_for
 
 ACL_USER, ACL_PASSWORD = "replica", "s3cret@/:"
@@ -132,3 +135,19 @@ def own_redis(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     yield start
     for server in started:
         server.kill()
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """``client(url)``: a client with short waits, that has learned ``TEXT`` if the server let it."""
+    made: list[StoreClient] = []
+
+    def make(url: str) -> StoreClient:
+        made.append(StoreClient(open_store(url, namespace="faults", fingerprint="abcd", limits=LIMITS), FAST))
+        made[-1].learn(TEXT)
+        made[-1].flush()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close(0.5)
