@@ -133,6 +133,9 @@ class AppConfig(_Section):
     keys_env: str = Field("RACER_API_KEYS", description="environment variable with the same list, or with KEY,KEY")
     ingress_replicas: int = Field(1, ge=1, description="replicas of the HTTP side")
     ingress_cpus: float = Field(0.0, ge=0.0, description="logical processors that Ray reserves for each")
+    ingress_resources: dict[str, float] = Field(
+        default_factory=dict, description="custom resources each reserves: keeps them off nodes that come and go"
+    )
     affinity: bool = Field(True, description="a conversation goes to the replica that answered it before")
     affinity_slack: int = Field(
         4, ge=0, description="requests by which that replica may be busier than the least busy one"

@@ -56,6 +56,7 @@ def deploy(**changes: Any) -> None:
         "drain_s": 20,
     } | changes.pop("model", {})
     args = {"models": [model], "store": {"url": "$TEST_STORE_URL"}, "metrics_by_namespace": True} | changes
+    args["ingress_resources"] = {"stays": 0.1}
     serve.run_many([serve.RunTarget(build_app(args), "racer", "/")])
 
 
@@ -69,7 +70,9 @@ def endpoint() -> Iterator[Endpoint]:
     with EmbeddedServer() as store, pytest.MonkeyPatch.context() as patch:
         for name, value in (RAY_ENVIRONMENT | {"TEST_STORE_URL": store.url, "RACER_API_KEYS": ""}).items():
             patch.setenv(name, value)
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, "resources": {"stays": 1}}
+        )
         try:
             for _ in range(2):
                 cluster.add_node(num_cpus=1, resources={"gpu_like": 1})
