@@ -56,6 +56,11 @@ def stepping(step: StepLayout | ShapeProbe) -> Iterator[None]:
         _thread.step = None
 
 
+def in_step() -> bool:
+    """This thread is inside :func:`stepping`."""
+    return _thread.step is not None
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,

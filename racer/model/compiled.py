@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from racer.model.replay import ReplayedLayer, watchable
 
 _OPTIONS: dict[str, bool] = {
     "emulate_precision_casts": True,  # round where the model's own code rounds: its text, at every near tie it can be
@@ -22,21 +25,43 @@ _OPTIONS: dict[str, bool] = {
 _log = logging.getLogger(__name__)
 
 
-def compile_layers(model: nn.Module, attention: Iterable[nn.Module]) -> bool:
-    """Compile, at their first call, the blocks that hold the ``attention`` modules; returns whether there will be code.
+def compile_layers(model: nn.Module, attention: Iterable[nn.Module]) -> list[ReplayedLayer]:
+    """Compile, at their first call, the blocks that hold the ``attention`` modules; returns what stands in for them.
 
     The code is kept in torch's cache folder (``TORCHINDUCTOR_CACHE_DIR``), so that a later start loads it.
     """
     reason = _why_not(next(model.parameters()).device)
     if reason:
         _log.warning("layers run without compilation, which is slower: %s", reason)
-        return False
+        return []
     blocks = repeated_blocks(model, attention)
     if not blocks:
         _log.warning("layers run without compilation, which is slower: no list of layers holds this model's attention")
+    layers = []
     for block in blocks:
-        block.compile(dynamic=True, options=_OPTIONS)
-    return bool(blocks)
+        block.compile(dynamic=True, backend=_backend)
+        call: Any = block._compiled_call_impl
+        layers.append(ReplayedLayer(block, call))
+        block._compiled_call_impl = layers[-1]
+    return layers
+
+
+def _backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx
+
+    with config.patch(enable_autograd_cache=False):  # what comes from there goes by _watchable
+        made: Any = compile_fx(graph, inputs, inner_compile=_watchable, config_patches=_OPTIONS)
+    return made  # type: ignore[no-any-return]
+
+
+def _watchable(*args: Any, **kwargs: Any) -> Any:
+    """The compiler's last stage, whose code can be watched."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    made: Any = compile_fx_inner(*args, **kwargs)
+    made.current_callable = watchable(made.current_callable)
+    return made
 
 
 def many_versions() -> AbstractContextManager[None]:

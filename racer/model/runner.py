@@ -18,11 +18,13 @@ from racer.model.compiled import compile_layers, many_versions, undo
 from racer.model.layout import Segment, StepLayout
 from racer.model.native import load_kernels
 from racer.model.packed import pack_linears, siblings
+from racer.model.replay import WATCHED_ROWS, NotRepeatableError
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_CPU_CACHE_BYTES = 1 << 30
 CUDA_CACHE_SHARE = 0.8
+_CHECKED_ROWS = (1, 2, 19)
 MIN_PLACES = 64
 """Tokens that the smallest cache holds; the start-up check needs them."""
 
@@ -51,8 +53,7 @@ class ModelRunner:
         self.pool = self._allocate(shapes, _places(cache_bytes, per_place, self.device), per_place)
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self._tiled = self.dtype == torch.bfloat16 and self.device.type == "cpu" and tiles_attend(shapes)
-        self._trusts_code = False
-        self.compiled = self._trusts_code = compile and self._compile(probe.modules.values())
+        self.compiled = compile and self._compile(probe.modules.values())
 
     def _allocate(self, shapes: list[LayerShape], places: int, bytes_per_place: int) -> KVPool:
         try:
@@ -65,18 +66,26 @@ class ModelRunner:
 
     def _compile(self, attention: Iterable[nn.Module]) -> bool:
         """Make code for one row and for several; False, and the layers as they were, where that does not work."""
-        if not compile_layers(self.model, attention):
+        layers = compile_layers(self.model, attention)
+        if not layers:
             return False
         try:
             with many_versions():
-                for tokens in (2, 1):
-                    text = np.zeros(tokens, np.int32)
-                    self.run([Segment(text, np.arange(-1, tokens - 1, dtype=np.int32), start=0, cached=0)])
+                for rows in (WATCHED_ROWS, 1):
+                    self._run_chain(rows)
+                expected = [self._run_chain(rows) for rows in _CHECKED_ROWS]
+            for layer in layers:
+                layer.replays = True
+            if not all(torch.equal(self._run_chain(rows), e) for rows, e in zip(_CHECKED_ROWS, expected, strict=True)):
+                raise NotRepeatableError("their code gives other results when it is called directly")
         except Exception as error:  # of the compiler's many kinds
             undo(self.model)
             _log.warning("layers run without compilation, which is slower: %s", " ".join(str(error).split())[:300])
             return False
         return True
+
+    def _run_chain(self, rows: int) -> Tensor:
+        return self.run([Segment(np.zeros(rows, np.int32), np.arange(-1, rows - 1, dtype=np.int32), start=0, cached=0)])
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment]) -> Tensor:
@@ -85,19 +94,6 @@ class ModelRunner:
         Returns the logits of the scored rows, segment by segment, ``[rows, vocab]`` in the model's dtype.
         """
         layout = StepLayout(segments, self.pool, self.dtype, self.device, tiled=self._tiled)
-        if self._trusts_code:
-            try:
-                # only what tells the versions of a layer's code apart is checked: nothing else can have changed
-                with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
-                    return self._forward(layout)
-            except RuntimeError as error:
-                if "skip_guard_eval_unsafe" not in str(error):
-                    raise
-                # another model of this process shares the code's cache, and the short check cannot tell them apart
-                self._trusts_code = False
-        return self._forward(layout)
-
-    def _forward(self, layout: StepLayout) -> Tensor:
         with stepping(layout):
             output = self.model(
                 input_ids=layout.input_ids,

@@ -70,8 +70,7 @@ def _own_attention(runner: ModelRunner, tokens: NDArray[np.int32]) -> Tensor:
     model.set_attn_implementation("eager")
     try:
         ids = torch.from_numpy(tokens.astype(np.int64)).to(runner.device)[None]
-        with torch.compiler.set_stance("force_eager"):
-            logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
         return logits
     finally:
         model.set_attn_implementation(ATTENTION)
