@@ -95,6 +95,8 @@ _LEAST_REACH = 4
 _MEMORY_STEPS = 20
 _PROBE_SHARE = 0.004
 _PROBE_EVERY = 16
+_VAIN_STEPS, _LONGEST_PAUSE = 6, 16
+"""So many steps in a row without a node that pays: nothing is drafted for one step, then for two, at most for 16."""
 _PROBES_AFTER_CHANGE = (0.0, 0.25, 0.5, 2.0) * 2
 """Times as many nodes as pay, every other step."""
 
@@ -118,6 +120,7 @@ class BudgetController:
         self._tokens, self._plain_tokens = 0.0, 0.0
         self._credit = 0.0
         self._since_probe = 0
+        self._in_vain = self._pause = 0
         self._probe_up = True
         self._changes = 0
         self._probes: deque[float] = deque()
@@ -126,17 +129,18 @@ class BudgetController:
     def limit(self) -> int:
         """Nodes, root included, that it makes sense to propose for a request: drafting is not free either.
 
-        Twice the largest tree of the latest steps.
+        Twice the largest tree of the latest steps. None but the root for a while, after steps in which no node paid.
         """
-        return min(self.max_budget, max(_LEAST_REACH, int(2 * self._reach)))
+        return 1 if self._pause else min(self.max_budget, max(_LEAST_REACH, int(2 * self._reach)))
 
     def choose(self, trees: Sequence[DraftTree], fixed_tokens: int = 0, fixed_requests: int = 0) -> list[int]:
         """Nodes of each tree to verify, root included: it is to be cut to that prefix. Call it once a step.
 
         ``fixed_tokens`` of ``fixed_requests`` are in the step whatever is chosen.
         """
-        if not trees:
-            return []
+        if all(len(tree) == 1 for tree in trees):
+            self._pause = max(0, self._pause - 1)
+            return [1] * len(trees)
         plan = plan_step(
             self._probs(trees),
             self.step_times.ms,
@@ -147,6 +151,9 @@ class BudgetController:
         best = plan.best
         sizes = plan.sizes(best)
         self._reach = max(0.9 * self._reach, max(sizes))
+        self._in_vain = 0 if best else self._in_vain + 1
+        if self._in_vain >= _VAIN_STEPS:
+            self._pause = min(self._in_vain // _VAIN_STEPS, _LONGEST_PAUSE)
         if fixed_tokens:
             return sizes
         self._earned(plan, best)

@@ -241,14 +241,15 @@ class Engine:
             sequence, cached = turn.sequence, turn.slot.chain - 1
             rows = slice(row, row + turn.tokens - turn.scored_from)
             row = rows.stop
-            path = turn.verify(Scores(logits[rows], tokens[rows], probs[rows]))
+            path = turn.verify(Scores(logits, rows, tokens[rows], probs[rows]))
             if sequence.finished:
                 self._finish(sequence)
             else:
-                root = self.scheduler.regions[sequence].start + sequence.cached + cached
-                kept, places = np.array(path, np.int64), np.arange(len(path))
-                moved = kept != places
-                moves.append((root + kept[moved], root + places[moved]))
+                if path[-1] >= len(path):  # some accepted node is not where a chain's would be
+                    root = self.scheduler.regions[sequence].start + sequence.cached + cached
+                    kept, places = np.array(path, np.int64), np.arange(len(path))
+                    moved = kept != places
+                    moves.append((root + kept[moved], root + places[moved]))
                 self.scheduler.advance(sequence, cached + len(path))
             output = sequence.take_output()
             if output.token_ids or output.finished or output.prompt_logprobs is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from racer.errors import LogitsError
 from racer.types import Request, RequestStats, SamplingParams, Source, StepOutput, TokenLogprob
-from racer.verify.sampling import LogitsShaper, draw, processed_distribution, token_logprob, uniform
+from racer.verify.sampling import LogitsShaper, sample, token_logprob, uniform
 
 if TYPE_CHECKING:
     from racer.draft.drafter import RequestDrafts
@@ -114,7 +114,7 @@ class Sequence:
             raise LogitsError("no token can follow: the logits are not finite, or every token is forbidden")
         if self.params.greedy:
             return int(shaped.argmax())
-        return draw(processed_distribution(shaped, self.params), uniform(self._seed, self.choice, self.decided))
+        return sample(shaped, self.params, uniform(self._seed, self.choice, self.decided))
 
     def decide(self, token: int, source: Source, row: Tensor | None = None) -> bool:
         """Take ``token`` as the next output token, unless it is a stop token; True if the answer ends here.

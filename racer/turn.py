@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from racer.config import Drafts
 from racer.draft.tree import DraftTree
 from racer.errors import LogitsError
 from racer.model.layout import Segment
@@ -21,14 +21,19 @@ from racer.verify.sampling import token_logprob
 
 @dataclass(frozen=True)
 class Scores:
-    """What the forward said about a turn's scored rows.
+    """What the forward said about a turn's scored rows, which are ``rows`` of ``step_logits`` ``[all, vocab]``.
 
-    logits ``[rows, vocab]``; top_tokens int32 and top_probs float32 ``[rows, k]``, most likely first
+    top_tokens int32 and top_probs float32 ``[rows, k]``, most likely first
     """
 
-    logits: Tensor
+    step_logits: Tensor
+    rows: slice
     top_tokens: NDArray[np.int32]
     top_probs: NDArray[np.float32]
+
+    def logits(self, row: int) -> Tensor:
+        """Logits ``[vocab]`` of one of the turn's rows."""
+        return self.step_logits[self.rows.start + row]
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,8 @@ class Turn:
     @property
     def scored_from(self) -> int:
         """First row whose logits are needed: prompt rows teach the logits table, or are asked for."""
-        if self.sequence.params.prompt_logprobs is not None or _learns_logits(self.sequence):
+        drafts = self.sequence.drafts
+        if self.sequence.params.prompt_logprobs is not None or (drafts is not None and drafts.learns_prompt_logits):
             return 0
         return self.slot.chain - 1 if self._completes else self.slot.chain
 
@@ -90,32 +96,35 @@ class Turn:
 
     def _walk(self, scores: Scores) -> list[int]:
         sequence = self.sequence
-        root = len(scores.logits) - len(self.tree)  # its row; those before are the prompt's
+        root = len(scores.top_tokens) - len(self.tree)  # its row; those before are the prompt's
 
         def choose(node: int) -> int:
-            if not np.isfinite(scores.top_probs[root + node, 0]):
+            if not math.isfinite(scores.top_probs[root + node, 0]):
                 raise LogitsError(
                     "the model's logits are not finite; its weights may be damaged, or overflow in this dtype"
                 )
             if sequence.takes_argmax:
                 return int(scores.top_tokens[root + node, 0])
-            return sequence.choose(scores.logits[root + node])
+            return sequence.choose(scores.logits(root + node))
 
         def decide(node: int, token: int, source: Source) -> bool:
-            return sequence.decide(token, source, scores.logits[root + node])
+            row = None if sequence.params.logprobs is None else scores.logits(root + node)
+            return sequence.decide(token, source, row)
 
         return walk(self.tree, choose, decide).path
 
     def _count_drafts(self) -> None:
         stats = self.sequence.stats
         stats.steps += 1
-        for source in DRAFT_SOURCES:
-            stats.drafted[source] += int(np.count_nonzero(self.tree.sources == source))
+        if len(self.tree) > 1:
+            counts = np.bincount(self.tree.sources, minlength=len(Source))
+            for source in DRAFT_SOURCES:
+                stats.drafted[source] += int(counts[source])
 
     def _learn_prompt(self, scores: Scores) -> None:
         """Let the logits of prompt rows teach the drafts."""
         sequence = self.sequence
-        if sequence.drafts is not None and not sequence.decoding and _learns_logits(sequence):
+        if sequence.drafts is not None and not sequence.decoding and sequence.drafts.learns_prompt_logits:
             before = sequence.tokens[sequence.cached - 1] if sequence.cached else -1
             sequence.drafts.learn_prompt(
                 sequence.chain(self.slot.chain), scores.top_tokens, scores.top_probs, before=before
@@ -128,9 +137,5 @@ class Turn:
         if found is None or top is None:
             return
         for position in range(len(found) - 1, min(sequence.cached + self.slot.chain, sequence.prompt_length - 1)):
-            row = scores.logits[position - sequence.cached]
+            row = scores.logits(position - sequence.cached)
             found.append(token_logprob(row, sequence.tokens[position + 1], top))
-
-
-def _learns_logits(sequence: Sequence) -> bool:
-    return sequence.drafts is not None and sequence.drafts.drafts is not Drafts.RETRIEVAL

@@ -58,7 +58,8 @@ def watchable(code: Code) -> Code:
 @contextmanager
 def _watching() -> Iterator[list[_Seen]]:
     global _watched
-    _watched = seen = []
+    seen: list[_Seen] = []
+    _watched = seen
     try:
         yield seen
     finally:

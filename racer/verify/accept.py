@@ -30,7 +30,7 @@ def walk(tree: DraftTree, choose: Callable[[int], int], decide: Callable[[int, i
     while True:
         node = path[-1]
         token = choose(node)
-        children = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
+        children = np.flatnonzero((tree.parents == node) & (tree.tokens == token)) if len(tree) > 1 else ()
         source = Source(int(tree.sources[children[0]])) if len(children) else Source.ROOT
         if decide(node, token, source):
             return Walk(path, True)

@@ -9,6 +9,7 @@ distribution exactly.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 
@@ -17,7 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from racer.numba import njit, reordering
 from racer.types import SamplingParams, TokenLogprob
+
+_BLOCK = 128
+_LOG2E = math.log2(math.e)
+_TAYLOR = tuple(math.log(2.0) ** i / math.factorial(i) for i in range(13))
+"""2**f on [0, 1) to the last bits of a float64."""
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -89,6 +96,68 @@ def draw(probs: NDArray[np.float64], u: float) -> int:
     cumulative = np.cumsum(probs)
     token = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
     return token if token < len(probs) and probs[token] > 0 else int(np.flatnonzero(probs)[-1])
+
+
+def sample(row: Tensor, params: SamplingParams, u: float) -> int:
+    """The token that ``u`` draws from the processed distribution of the shaped float32 ``row``.
+
+    The same as ``draw(processed_distribution(row, params), u)``. Where no tail is cut by rank, in one compiled pass: a
+    distribution over a whole vocabulary takes longer by the other way than verifying the token.
+    """
+    if params.top_p < 1 or 0 < params.top_k < len(row):
+        return draw(processed_distribution(row, params), u)
+    return int(_draw_logits(row.numpy(), params.temperature, params.min_p, u))
+
+
+@njit
+def _draw_logits(row: NDArray[np.float32], temperature: float, min_p: float, u: float) -> int:
+    most = row.max()
+    weights = np.empty(len(row), np.float64)
+    sums = np.zeros((len(row) + _BLOCK - 1) // _BLOCK)
+    _exp_blocks(row, most, 1.0 / temperature, min_p, weights, sums)
+    left = u * sums.sum()
+    block = 0
+    while block + 1 < len(sums) and left >= sums[block]:
+        left -= sums[block]
+        block += 1
+    token = block * _BLOCK
+    for i in range(block * _BLOCK, len(row)):
+        if weights[i] > 0.0:
+            token = i
+            left -= weights[i]
+            if left < 0.0:
+                break
+    return token
+
+
+@reordering
+def _exp_blocks(
+    row: NDArray[np.float32],
+    most: np.float32,
+    scale: float,
+    min_p: float,
+    weights: NDArray[np.float64],
+    sums: NDArray[np.float64],
+) -> None:
+    """``weights`` exp((row - most) * scale), 0 below ``min_p``; ``sums`` of each block. 2**i by the exponent's bits."""
+    bits = np.empty(_BLOCK, np.int64)
+    power = bits.view(np.float64)
+    for b in range(len(sums)):
+        start = b * _BLOCK
+        total = 0.0
+        for j in range(min(_BLOCK, len(row) - start)):
+            x = max(float(row[start + j] - most) * scale * _LOG2E, -1022.0)
+            whole = math.floor(x)
+            f = x - whole
+            value = _TAYLOR[12]
+            for i in range(11, -1, -1):
+                value = value * f + _TAYLOR[i]
+            bits[j] = (np.int64(whole) + 1023) << 52
+            value *= power[j]
+            value = value if value >= min_p and x > -1000.0 else 0.0
+            weights[start + j] = value
+            total += value
+        sums[b] = total
 
 
 def token_logprob(row: Tensor, token: int, top: int) -> TokenLogprob:

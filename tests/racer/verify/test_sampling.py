@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from racer.types import SamplingParams
-from racer.verify.sampling import LogitsShaper, draw, processed_distribution, token_logprob, uniform
+from racer.verify.sampling import LogitsShaper, draw, processed_distribution, sample, token_logprob, uniform
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
@@ -78,3 +78,16 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     assert [token for token, _ in found.top] == [0, 1, 2]
     assert [token for token, _ in token_logprob(LOGITS, 2, 20).top] == [0, 1, 2, 3, 4, 5], "all there are"
     assert [value for _, value in found.top] == pytest.approx(expected[:3].tolist())
+
+
+@pytest.mark.parametrize(("temperature", "min_p"), [(1.0, 0.0), (0.01, 0.0), (1e-30, 0.0), (1.7, 0.05), (100.0, 0.0)])
+def test_one_pass_draws_what_the_distribution_draws(temperature: float, min_p: float) -> None:
+    params = SamplingParams(temperature=temperature, min_p=min_p)
+    generator = torch.Generator().manual_seed(7)
+    for trial in range(40):
+        row = torch.randn(1000, generator=generator) * 4
+        row[trial % 3 :: 3] = float("-inf") if trial % 2 else row.min()
+        probs = processed_distribution(row, params)
+        for u in torch.rand(5, generator=generator, dtype=torch.float64).tolist():
+            assert sample(row, params, u) == draw(probs, u)
+        assert min(probs[sample(row, params, u)] for u in (0.0, 1.0 - 2.0**-53)) > 0
