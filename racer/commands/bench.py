@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 SUMMARY = "compare drafts with plain decoding on a file of prompts"
 DESCRIPTION = (
     "Decode every prompt of a file in several modes that take turns, prompt by prompt (or wave by wave at higher "
-    "concurrency), greedily; report MAT, speed and whether the token ids are plain decoding's. The last line of "
-    "stdout is one JSON object."
+    "concurrency), greedily where a line sets no sampling parameters; report MAT, speed and whether the token ids are "
+    "plain decoding's. The last line of stdout is one JSON object."
 )
 
 
@@ -105,6 +105,8 @@ def execute(args: argparse.Namespace) -> int:
     if theirs and args.concurrency != [1]:
         raise ConfigError(f"{theirs[0]} is timed one prompt at a time; use --concurrency 1 with it")
     questions = read_questions(args.data, args.limit_per_category)
+    if theirs and any(question.item.params for question in questions):
+        raise ConfigError(f"{theirs[0]} decodes greedily, but some lines bring sampling parameters; leave one out")
     modes = all_modes(args.drafts, args.tree, args.budget, store=args.store is not None)
     _check_store(args, modes)
     config = engine_config(

@@ -49,7 +49,7 @@ class BadLine:
 def read_items(path: str, *, strict: bool) -> list[Item | BadLine]:
     """The lines of a JSON-lines file in order, blank ones left out.
 
-    ``strict``: a field that nothing here uses makes a bad line; otherwise it is passed over, as benchmark files carry
+    ``strict``: a field that nothing here knows makes a bad line; otherwise it is passed over, as benchmark files carry
     fields of their own.
 
     Raises:
@@ -127,11 +127,9 @@ def _id(record: dict[str, Any]) -> Any:
 
 
 def _params(record: dict[str, Any], strict: bool) -> dict[str, Any]:
-    """The line's sampling parameters, checked, and that nothing else is in it."""
-    if not strict:
-        return {}
+    """The line's sampling parameters, checked, and if ``strict`` that nothing else is in it."""
     allowed = set(SamplingParams.model_fields) - set(UNSUPPORTED_PARAMS)
-    for name in record:
+    for name in record if strict else ():
         if name not in {*KINDS, *METADATA, "id", "question_id", *allowed}:
             raise InputError(f"unknown field {name!r}; remove it or correct its name")
     params = {name: record[name] for name in record if name in allowed}

@@ -12,7 +12,7 @@ import torch
 from racer.commands.modes import Mode
 from racer.engine import Engine
 from racer.model.loader import LoadedModel
-from racer.types import Request, RequestStats
+from racer.types import Request, RequestStats, SamplingParams
 
 
 @dataclass
@@ -33,15 +33,15 @@ class Measured:
 
 
 def measure(
-    engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], caps: list[int], concurrency: int
+    engine: Engine, mode: Mode, prompts: list[tuple[int, ...]], params: list[SamplingParams], concurrency: int
 ) -> list[Measured]:
-    """Decode the prompts greedily, each up to its cap of tokens, ``concurrency`` at once: as one ends the next begins.
+    """Decode the prompts, ``concurrency`` at once: as one ends the next begins.
 
     The engine must be idle.
 
     Leaves the engine's budget as the mode's.
     """
-    requests = [Request(prompt, mode.params(cap)) for prompt, cap in zip(prompts, caps, strict=True)]
+    requests = [Request(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
     results = {request.request_id: Measured() for request in requests}
     waiting = deque(requests)
     open_ids: set[str] = set()

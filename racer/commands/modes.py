@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from racer.config import Budget, Drafts, TreeShape
 from racer.types import SamplingParams
@@ -28,9 +30,15 @@ class Mode:
             return self.drafts
         return f"{self.drafts} {self.tree} {self.budget}" + (" +store" if self.store else "")
 
-    def params(self, max_tokens: int) -> SamplingParams:
-        """Greedy decoding in this mode; its budget is the engine's to set, as a request can only cap it."""
-        return SamplingParams(max_tokens=max_tokens, drafts=Drafts(self.drafts), tree=self.tree)
+    def params(self, max_tokens: int, sampling: Mapping[str, Any]) -> SamplingParams:
+        """Decoding in this mode; its budget is the engine's to set, as a request can only cap it.
+
+        ``sampling``: a line's own parameters. Length and drafts are not the line's to choose, and every mode draws with
+        the same seed.
+        """
+        return SamplingParams(
+            **{"seed": 0, **sampling, "max_tokens": max_tokens, "drafts": Drafts(self.drafts), "tree": self.tree}
+        )
 
 
 PLAIN = Mode(Drafts.OFF)

@@ -19,6 +19,8 @@ from racer.store import SwitchedSource
 from racer.text import render_chat
 
 Prompt = tuple[int, ...]
+Asked = tuple[Prompt, dict[str, Any]]
+"""A prompt with its line's sampling parameters."""
 _WARM_UP_TOKENS = 8
 _FLUSH_S = 60.0
 _REFILLS = 4
@@ -50,7 +52,7 @@ class Bench:
         """Decode a few tokens in every mode, uncounted: first calls are slow."""
         prompt = tuple(encode(self.engine.tokenizer, "To warm up, a few words: to warm up, a few words"))
         for mode in self.modes:
-            self._measure(mode, [prompt], _WARM_UP_TOKENS, 1, teach=False)
+            self._measure(mode, [(prompt, {})], _WARM_UP_TOKENS, 1, teach=False)
 
     def teach_store(self, wave: list[Question], concurrency: int, all_turns: bool) -> None:
         """Decode a wave once, uncounted, for the store to learn it; conversations go on with these answers."""
@@ -58,7 +60,8 @@ class Bench:
         answers: list[list[str]] = [[] for _ in wave]
         for turn in range(_rounds(wave, all_turns)):
             prompts = self._prompts(wave, turn, answers)
-            taught = self._measure(mode, [*prompts.values()], self.max_tokens, concurrency, teach=True)
+            asked = [(prompt, wave[i].item.params) for i, prompt in prompts.items()]
+            taught = self._measure(mode, asked, self.max_tokens, concurrency, teach=True)
             for i, one in zip(prompts, taught, strict=True):
                 answers[i].append(one.text)
 
@@ -70,8 +73,9 @@ class Bench:
             prompts = self._prompts(wave, turn, answers)
             if not prompts:
                 break
+            asked = [(prompt, wave[i].item.params) for i, prompt in prompts.items()]
             measured = {
-                mode: self._measure(mode, [*prompts.values()], self.max_tokens, concurrency, teach=self._store_learns)
+                mode: self._measure(mode, asked, self.max_tokens, concurrency, teach=self._store_learns)
                 for mode in rotated(self.modes, self._turn)
             }
             self._turn += 1
@@ -80,19 +84,22 @@ class Bench:
                 answers[i].append(plain.text)
                 for mode in self.modes:
                     one = measured[mode][place]
-                    difference = compare(self.engine, prompt, plain.token_ids, one.token_ids)
+                    params = PLAIN.params(self.max_tokens, wave[i].item.params)
+                    difference = compare(self.engine, prompt, plain.token_ids, one.token_ids, params)
                     results.append(Result(wave[i], mode, concurrency, one, difference))
         return results
 
     def _measure(
-        self, mode: Mode, prompts: list[Prompt], max_tokens: int, concurrency: int, *, teach: bool
+        self, mode: Mode, asked: list[Asked], max_tokens: int, concurrency: int, *, teach: bool
     ) -> list[Measured]:
         if self._store is not None:
             self._store.reads, self._store.learns = mode.store, mode.store and teach
+        prompts = [prompt for prompt, _ in asked]
         caps = [min(max_tokens, self.engine.context_length - len(prompt)) for prompt in prompts]
         if self._reference is not None and mode.drafts in TRANSFORMERS:
             return measure_transformers(self._reference, TRANSFORMERS[mode.drafts], prompts, caps)
-        measured = measure(self.engine, mode, prompts, caps, concurrency)
+        params = [mode.params(cap, own) for cap, (_, own) in zip(caps, asked, strict=True)]
+        measured = measure(self.engine, mode, prompts, params, concurrency)
         if self._store is not None and self._store.learns:
             self._store.store.flush(_FLUSH_S)  # outside the time measured: what follows finds it learned
         return measured

@@ -98,9 +98,9 @@ class RequestDrafts:
         self.latest, self.pairs = LogitsTable(config.top_k), LogitsTable(config.top_k)
         model_too = self._best and self._uses_logits
         self._prior = drafter.prior if model_too else drafter.no_prior
-        knows_model = model_too and drafter.prior is not drafter.no_prior
-        self.learns_prompt_logits = self._uses_logits and not knows_model
-        """Logits of prompt rows add nothing to the model's prior table (docs/log.md), and cost a product of the head."""
+        knows_both = model_too and self._uses_text and drafter.prior is not drafter.no_prior
+        self.learns_prompt_logits = self._uses_logits and not knows_both
+        """Prompt rows' logits add nothing to text and the model's prior table (docs/log.md), and cost a large product."""
         self._free = drafter.free if model_too else drafter.no_rows
 
     @property

@@ -11,6 +11,9 @@ from racer.draft.tree import DraftTree
 from racer.types import Source
 
 
+_NONE = np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True)
 class Walk:
     """``path``: accepted nodes, the root first. ``finished``: the last token decided ended the answer."""
@@ -30,7 +33,7 @@ def walk(tree: DraftTree, choose: Callable[[int], int], decide: Callable[[int, i
     while True:
         node = path[-1]
         token = choose(node)
-        children = np.flatnonzero((tree.parents == node) & (tree.tokens == token)) if len(tree) > 1 else ()
+        children = _NONE if len(tree) == 1 else np.flatnonzero((tree.parents == node) & (tree.tokens == token))
         source = Source(int(tree.sources[children[0]])) if len(children) else Source.ROOT
         if decide(node, token, source):
             return Walk(path, True)

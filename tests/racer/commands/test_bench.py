@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,8 @@ from racer.commands.ties import compare, tolerance
 from racer.config import TreeShape
 from racer.draft.drafter import RequestDrafts
 from racer.draft.tree import DraftTree
-from racer.types import DRAFT_SOURCES, OWN_SOURCES
+from racer.types import DRAFT_SOURCES, OWN_SOURCES, SamplingParams
+from racer.verify.sampling import uniform
 from tests.racer.commands.conftest import Command
 
 Write = Callable[..., str]
@@ -122,13 +124,34 @@ def test_model_generate_is_a_mode(racer: Command, jsonl: Write) -> None:
     assert plain["mat"] == 1.0 and lookup["mat"] >= 1.0
 
 
+def test_lines_bring_their_own_sampling(racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn with one seed in every mode, so that the tokens are the same; what a line leaves out is greedy."""
+    asked: list[SamplingParams] = []
+
+    def noted(
+        engine: Engine, mode: Mode, prompts: Any, params: list[SamplingParams], concurrency: int
+    ) -> list[Measured]:
+        asked.extend(params if params[0].max_tokens == 16 else [])
+        return measure(engine, mode, prompts, params, concurrency)
+
+    monkeypatch.setattr("racer.commands.waves.measure", noted)
+    sampled = {"temperature": 1.5, "top_p": 0.9, "max_tokens": 3}
+    lines = [QUESTIONS[0] | sampled, QUESTIONS[1] | sampled | {"seed": 5}, QUESTIONS[2]]
+    done = racer("bench", "--data", jsonl(*lines), *OPTIONS, "--drafts", "racer")
+    assert done.code == 0 and summary(done.out)["mismatches"] == 0
+    found = [(one.temperature, one.top_p, one.seed) for one in asked]
+    assert found == [(1.5, 0.9, 0)] * 2 + [(1.5, 0.9, 5)] * 2 + [(0.0, 1.0, 0)] * 2
+    refused = racer("bench", "--data", jsonl(*lines), *OPTIONS, "--drafts", "generate")
+    assert refused.code == 2 and "generate decodes greedily" in refused.err
+
+
 def test_a_mode_that_decodes_other_tokens_is_found(
     racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every answer of one mode is bent at its fifth token; nothing else may be reported."""
 
-    def bent(engine: Engine, mode: Mode, prompts: Any, caps: list[int], concurrency: int) -> list[Measured]:
-        results = measure(engine, mode, prompts, caps, concurrency)
+    def bent(engine: Engine, mode: Mode, prompts: Any, params: Any, concurrency: int) -> list[Measured]:
+        results = measure(engine, mode, prompts, params, concurrency)
         if mode.tree is TreeShape.PAPER:
             for result in results:
                 result.token_ids[4] = (result.token_ids[4] + 1) % 256
@@ -172,6 +195,23 @@ def test_a_difference_is_a_near_tie_only_within_rounding(engine: Engine) -> None
     assert compare(engine, prompt, plain.token_ids, plain.token_ids) is None
     ended = compare(engine, prompt, plain.token_ids, plain.token_ids[:2])
     assert ended is not None and (ended.position, ended.token, ended.near_tie) == (2, None, False)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_a_sampled_difference_is_a_near_tie_at_the_edge_of_its_interval(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """260 equal logits: u draws token floor(260 u), and logits must move the odds of an edge for a neighbour."""
+    monkeypatch.setattr("racer.commands.ties._next_logits", lambda engine, tokens: torch.zeros(260))
+    params = SamplingParams(temperature=temperature, seed=3)
+    u = uniform(3, 0, 1)
+    drawn, edge = int(260 * u), (int(260 * u) + 1) / 260
+    found = compare(engine, (5,), [8, drawn], [8, drawn + 1], params)
+    moved = temperature * (math.log(edge / (1 - edge)) - math.log(u / (1 - u)))
+    assert found is not None and found.gap == pytest.approx(moved) and not found.near_tie
+    monkeypatch.setattr("racer.commands.ties.uniform", lambda *_: edge - 1e-7)
+    found = compare(engine, (5,), [8, drawn], [8, drawn + 1], params)
+    assert found is not None and found.near_tie
 
 
 @pytest.mark.parametrize("gap, tie", [(0.00005, True), (0.0002, False)])
