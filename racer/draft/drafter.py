@@ -100,7 +100,7 @@ class RequestDrafts:
         self._prior = drafter.prior if model_too else drafter.no_prior
         knows_both = model_too and self._uses_text and drafter.prior is not drafter.no_prior
         self.learns_prompt_logits = self._uses_logits and not knows_both
-        """Prompt rows' logits add nothing to text and the model's prior table (docs/log.md), and cost a large product."""
+        """Prompts' logits add nothing to text and the model's prior table (docs/log.md), and cost a large product."""
         self._free = drafter.free if model_too else drafter.no_rows
 
     @property
