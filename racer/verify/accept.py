@@ -10,7 +10,6 @@ import numpy as np
 from racer.draft.tree import DraftTree
 from racer.types import Source
 
-
 _NONE = np.zeros(0, np.int64)
 
 
