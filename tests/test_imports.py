@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 FORBIDDEN = {
     "racer": {"ray", "redis", "datastore", "deployments", "loadtest"},
     "datastore": {"torch", "ray", "racer", "deployments", "loadtest"},
-    "deployments": {"loadtest"},
+    "deployments": {"loadtest", "k8s"},
+    "k8s": {"torch", "ray", "redis", "loadtest"},
     "loadtest": {"racer", "datastore", "deployments"},
 }
 

@@ -40,7 +40,7 @@ meet() {
 }
 
 forget() { # servers that are gone for good
-  ask cluster nodes | awk '$3 ~ /fail/ && $3 !~ /fail\?/ {print $1}' | while read -r gone; do
+  ask cluster nodes | awk '$3 ~ /noaddr/ || ($3 ~ /fail/ && $3 !~ /fail\?/) {print $1}' | while read -r gone; do
     ask cluster forget "$gone" >/dev/null || true
   done
 }

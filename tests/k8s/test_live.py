@@ -1,0 +1,126 @@
+"""What the overlays serve really runs: their Serve configurations, put to a local cluster's REST API as the operator
+puts them, on nodes as their groups are, with the Redis pods' own configurations; and a real Prometheus watches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from k8s.checks.world import quantity, ray_groups
+from k8s.dashboard import PANELS
+from tests.k8s.conftest import Overlay
+from tests.k8s.live import LocalCluster, memory_by_role, serve_config
+from tests.k8s.prometheus import Prometheus
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+Get = Callable[[str], Overlay]
+
+
+@pytest.fixture(scope="module")
+def cluster(overlay: Get, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(overlay("dev"), tmp_path_factory.mktemp("pods")) as cluster:
+        yield cluster
+
+
+def complete(cluster: LocalCluster, model: str, key: str = "none") -> Any:
+    with openai.OpenAI(base_url=f"{cluster.root}/v1", api_key=key) as client:
+        return client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "Count to five."}], max_tokens=12, temperature=0
+        )
+
+
+def test_dev_overlay_answers(cluster: LocalCluster, overlay: Get) -> None:
+    cluster.deploy(serve_config(overlay("dev")))
+    assert httpx.get(f"{cluster.root}/health", timeout=30).status_code == 200
+    answer = complete(cluster, "demo")
+    assert answer.usage.completion_tokens > 3 and answer.choices[0].message.content
+    assert cluster.node_of("ingress") == {"ingress"}
+    assert cluster.node_of("model-demo") == {"replicas"}
+
+
+def test_memory_of_pods_covers_what_is_used(cluster: LocalCluster, overlay: Get) -> None:
+    """Proportional shares of this machine's processes, after an answer, against the requests of the manifest."""
+    used = memory_by_role(psutil.Process().pid)
+    of_role = {
+        "replicas": sum(size for name, size in used.items() if "ServeReplica:racer:model-demo" in name),
+        "ingress": sum(size for name, size in used.items() if "ServeReplica:racer:ingress" in name)
+        + max((size for name, size in used.items() if "ProxyActor" in name), default=0.0),
+        "head": sum(size for name, size in used.items() if "gcs_server" in name or "dashboard.py" in name)
+        + sum(size for name, size in used.items() if "ServeController" in name),
+    }
+    print({role: f"{size / 2**20:.0f} MiB" for role, size in of_role.items()})
+    groups = {group.get("groupName", "head"): group for group, _ in ray_groups(overlay("dev").one("RayService"))}
+    for role, size in of_role.items():
+        asked = groups[role]["template"]["spec"]["containers"][0]["resources"]["requests"]["memory"]
+        assert 0 < size < quantity(asked), (role, size, asked)
+
+
+@pytest.mark.parametrize("name", ["gpu", "multi-gpu"])
+def test_gpu_overlays_answer_on_logical_gpus(cluster: LocalCluster, overlay: Get, name: str, tmp_path: Path) -> None:
+    """The demo model in the place of theirs; addresses of pods and paths of secrets are this machine's."""
+    config = serve_config(overlay(name))
+    args = config["applications"][0]["args"]
+    (model,) = args["models"]
+    model["engine"] |= {"model": "demo", "device": "cpu", "prior": False, "compile": False, "budget": 8}
+    model["threads"] = 1
+    model["autoscaling"]["min_replicas"] = 1
+    key = "none"
+    if "keys_file" in args:
+        key = "key-of-the-tests"
+        keys = tmp_path / "keys.yaml"
+        keys.write_text(f"- {{key: {key}, namespace: team-a, learn: answers}}\n")
+        args |= {"keys_file": str(keys), "store": args["store"] | {"url": "$REDIS_URL"}, "ingress_replicas": 1}
+    args["ingress_replicas"] = 1
+    group = ray_groups(overlay(name).one("RayService"))[2][0]
+    cluster.add(group)
+    try:
+        cluster.deploy(config)
+        assert complete(cluster, model["name"], key).usage.completion_tokens > 3
+        assert cluster.node_of(f"model-{model['name']}") == {group["groupName"]}
+        if key != "none":
+            with pytest.raises(openai.AuthenticationError):
+                complete(cluster, model["name"], "another-key")
+    finally:
+        cluster.remove(group["groupName"])
+
+
+def test_prometheus_sees_what_rules_and_dashboard_ask(cluster: LocalCluster, overlay: Get, tmp_path: Path) -> None:
+    """Under load every signal and every query of the dashboard returns numbers, over what the PodMonitor keeps."""
+    cluster.deploy(serve_config(overlay("dev")))
+    rules = overlay("gpu").one("PrometheusRule")["spec"]
+    (endpoint,) = overlay("gpu").one("PodMonitor")["spec"]["podMetricsEndpoints"]
+    wanted = {rule["record"] for group in rules["groups"] for rule in group["rules"] if "record" in rule}
+    for panel in PANELS:
+        wanted |= {query.replace("$__rate_interval", "30s").replace("$model", ".*") for query in panel.queries.values()}
+    stop = threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():
+            body = {"model": "demo", "prompt": "One, two, three, one, two, three, one,", "max_tokens": 40}
+            httpx.post(f"{cluster.root}/v1/completions", json=body | {"ignore_eos": True}, timeout=120)
+
+    users = [threading.Thread(target=load) for _ in range(2)]
+    with Prometheus(tmp_path / "prometheus", cluster.exporters(), rules, endpoint["metricRelabelings"]) as prometheus:
+        for user in users:
+            user.start()
+        try:
+            missing, deadline = set(wanted), time.monotonic() + 60
+            while missing and time.monotonic() < deadline:
+                missing.difference_update([query for query in missing if prometheus.query(query)])
+                time.sleep(1)
+            assert missing == set()
+        finally:
+            stop.set()
+            for user in users:
+                user.join(120)
+        kept = {series["metric"]["__name__"] for series in prometheus.query('{__name__=~"ray_.+"}')}
+        assert kept and all(name.startswith(("ray_racer_", "ray_serve_", "ray_node_")) for name in kept)
