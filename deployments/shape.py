@@ -40,7 +40,10 @@ def model_shape(engine: EngineConfig) -> ModelShape:
             config = AutoConfig.from_pretrained(source, **options)
             with torch.device("meta"):  # in bfloat16 whatever is served: some operators have shapes for nothing else
                 model = AutoModelForCausalLM.from_config(
-                    config, dtype=torch.bfloat16, attn_implementation=ATTENTION, trust_remote_code=engine.trust_remote_code
+                    config,
+                    dtype=torch.bfloat16,
+                    attn_implementation=ATTENTION,
+                    trust_remote_code=engine.trust_remote_code,
                 )
         shapes = layer_shapes(model)
     except UserError as error:

@@ -31,6 +31,11 @@ def _mean(metric: str) -> str:
     return f"{_rate(metric + '_sum', 'model')} / {_rate(metric + '_count', 'model')}"
 
 
+def _or_zero(query: str, other: str) -> str:
+    """``query``, and 0 where only ``other`` has been counted yet."""
+    return f"({query}) or ({other}) * 0"
+
+
 PANELS = [
     Panel("Requests", "reqps", {"{{model}} {{outcome}}": _rate("requests_total", "model", "outcome")}, "By outcome."),
     Panel(
@@ -120,7 +125,9 @@ PANELS = [
         "none",
         {
             "learned": _rate("store_learned_tokens_total", "model"),
-            "dropped": f"({_rate('store_dropped_tokens_total', 'model')}) or ({_rate('store_learned_tokens_total', 'model')}) * 0",
+            "dropped": _or_zero(
+                _rate("store_dropped_tokens_total", "model"), _rate("store_learned_tokens_total", "model")
+            ),
         },
         "A second; dropped where the store is slower than what is said.",
     ),

@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="as the engine's setting"
     )
-    parser.add_argument("--cache-bytes", type=_positive, help="as the engine's setting (default: as the engine chooses)")
+    parser.add_argument(
+        "--cache-bytes", type=_positive, help="as the engine's setting (default: as the engine chooses)"
+    )
     parser.add_argument(
         "--contexts", type=_positive, default=1 << 23, help="contexts the store is to keep (default: 8388608)"
     )

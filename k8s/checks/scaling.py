@@ -15,7 +15,7 @@ _STOP_S = 20
 
 
 def bounds_are_ordered(world: World) -> Iterator[str]:
-    """minReplicas ≤ replicas ≤ maxReplicas in each group."""
+    """In each group minReplicas ≤ replicas ≤ maxReplicas."""
     for manifest in world.of("RayService", "RayJob"):
         for group in ray_cluster(manifest).get("workerGroupSpecs", []):
             least, now, most = (group.get(key, 0) for key in ("minReplicas", "replicas", "maxReplicas"))
@@ -27,7 +27,7 @@ def bounds_are_ordered(world: World) -> Iterator[str]:
 
 
 def deployments_fit(world: World) -> Iterator[str]:
-    """Groups have nodes that a replica fits on, and as many as all replicas need; a node claims no more than its pod."""
+    """Groups have nodes that replicas fit on, and enough for all of them; a node claims no more than its pod has."""
     for manifest in world.of("RayService", "RayJob"):
         yield from _claims(manifest)
     for manifest, args in world.served():
@@ -78,4 +78,4 @@ def drains_end_in_time(world: World) -> Iterator[str]:
             if sleeps_s <= drain_s:
                 yield f"{name}: preStop sleeps {sleeps_s} s, which is not longer than the drain of {drain_s:g} s"
             if grace_s < sleeps_s + _STOP_S:
-                yield f"{name}: terminationGracePeriodSeconds is {grace_s}, less than preStop's {sleeps_s} and {_STOP_S}"
+                yield f"{name}: terminationGracePeriodSeconds is {grace_s}, not preStop's {sleeps_s} and {_STOP_S} more"

@@ -56,15 +56,14 @@ def operator_accepts(world: World) -> Iterator[str]:
         name = f"{manifest['kind']} {manifest['metadata']['name']}"
         cluster = ray_cluster(manifest)
         options = cluster.get("autoscalerOptions", {})
-        autoscales = cluster.get("enableInTreeAutoscaling", False)
+        v2 = cluster.get("enableInTreeAutoscaling", False) and options.get("version") == "v2"
         for group, kind in ray_groups(manifest):
             who = f"{name}: group {group.get('groupName', kind)}"
             if group.get("resources") and _OF_RAY_START & set(group.get("rayStartParams", {})):
                 yield f"{who}: resources stand in rayStartParams too"
-            if autoscales and options.get("version") == "v2":
-                if group["template"]["spec"].get("restartPolicy", "Never") != "Never":
-                    yield f"{who}: the autoscaler v2 needs restartPolicy Never"
-            if group.get("idleTimeoutSeconds") is not None and not (autoscales and options.get("version") == "v2"):
+            if v2 and group["template"]["spec"].get("restartPolicy", "Never") != "Never":
+                yield f"{who}: the autoscaler v2 needs restartPolicy Never"
+            if group.get("idleTimeoutSeconds") is not None and not v2:
                 yield f"{who}: idleTimeoutSeconds needs the autoscaler v2"
         head = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]
         managed = {"REDIS_PASSWORD", "REDIS_USERNAME", "RAY_REDIS_ADDRESS"}

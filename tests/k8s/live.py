@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,27 +20,27 @@ from tests.deployments.local import wait_until
 from tests.k8s.conftest import Overlay
 from tests.k8s.pods import PASSWORD, Pod, config_of
 
-APP = "racer"
-
 
 class LocalCluster:
-    """Ray's head on its Redis, the datastore, and nodes that are added group by group.
+    """Ray's head on its Redis, the datastore, a node for each group of replicas, and one for all HTTP sides.
 
-    Use it as a context; whatever it starts it stops. ``nodes`` holds each group's node.
+    The first overlay says what head, Redis and environment are.
+
+    Use it as a context; whatever it starts it stops. ``nodes`` holds the nodes: "head", "ingress", and by overlay and
+    group "dev replicas", ...
     """
 
-    def __init__(self, overlay: Overlay, folder: Path) -> None:
+    def __init__(self, overlays: Sequence[Overlay], folder: Path) -> None:
         self._stack = ExitStack()
-        self._folder = folder
-        self._overlay = overlay
+        self._overlays = overlays
         self.nodes: dict[str, Any] = {}
         self.port, self._dashboard_port, gcs_port, store_port = free_ports(4)
-        self._gcs = Pod(config_of(overlay, "gcs-redis-config"), folder / "gcs", gcs_port)
-        self._store = Pod(config_of(overlay, "redis-config"), folder / "store", store_port)
+        self._gcs = Pod(config_of(overlays[0], "gcs-redis-config"), folder / "gcs", gcs_port)
+        self._store = Pod(config_of(overlays[0], "redis-config"), folder / "store", store_port)
 
     @property
     def root(self) -> str:
-        """Where the application answers."""
+        """Where the applications answer."""
         return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> LocalCluster:
@@ -58,18 +58,20 @@ class LocalCluster:
         from ray.cluster_utils import Cluster
 
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        environment = config_of(self._overlay, "racer-environment")["data"]
+        environment = config_of(self._overlays[0], "racer-environment")["data"]
         for name, value in environment.items():
             if not value.startswith("/"):  # folders of the container
                 patch.setenv(name, value)
+        patch.setenv("RAY_metrics_report_interval_ms", "1000")  # not ten seconds
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # no process for each processor that a node claims
         for pod in (self._gcs, self._store):
             stack.callback(pod.stop)
             pod.start()
-        service = self._overlay.one("RayService")
+        service = self._overlays[0].one("RayService")
         user = service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisUsername"]["value"]
         login = {"redis_username": user, "redis_password": PASSWORD}
         patch.setenv("RAY_REDIS_ADDRESS", f"redis://127.0.0.1:{self._gcs.port}")
-        head, *workers = (group for group, _ in ray_groups(service))
+        head = ray_groups(service)[0][0]
         dashboard = {"include_dashboard": True, "dashboard_port": self._dashboard_port}
         cluster = Cluster(initialize_head=True, head_node_args=resources(head) | login | dashboard)
         stack.callback(cluster.shutdown)
@@ -77,54 +79,58 @@ class LocalCluster:
         self.nodes["head"] = cluster.head_node
         patch.setenv("REDIS_PASSWORD", PASSWORD)
         patch.setenv("REDIS_URL", f"redis://racer:{PASSWORD}@127.0.0.1:{self._store.port}")
-        for group in workers:
-            self.nodes[group["groupName"]] = cluster.add_node(**resources(group))
-        self._cluster = cluster
+        http_sides: dict[str, float] = {}
+        for overlay in self._overlays:
+            _, (ingress, _), (replicas, _) = ray_groups(overlay.one("RayService"))
+            self.nodes[f"{overlay.name} {replicas['groupName']}"] = cluster.add_node(**resources(replicas))
+            for name, amount in resources(ingress)["resources"].items():
+                http_sides[name] = http_sides.get(name, 0.0) + amount
+        self.nodes["ingress"] = cluster.add_node(num_cpus=0, resources=http_sides)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         stack.callback(ray.shutdown)
         stack.callback(serve.shutdown)
 
-    def add(self, group: Mapping[str, Any]) -> Any:
-        """Another node, of a group of another overlay."""
-        self.nodes[group["groupName"]] = self._cluster.add_node(**resources(group))
-        return self.nodes[group["groupName"]]
+    def deploy(self, *configs: Mapping[str, Any]) -> None:
+        """Hand configurations to Serve's REST API as KubeRay's operator does, on a port of this machine, until all run.
 
-    def remove(self, group: str) -> None:
-        """A group's node goes."""
-        self._cluster.remove_node(self.nodes.pop(group))
-
-    def deploy(self, config: Mapping[str, Any]) -> None:
-        """Hand ``config`` to Serve's REST API as KubeRay's operator does, on a port of this machine, until it runs."""
+        The first one's application answers at "/", each other at "/" and its name.
+        """
         address = f"http://127.0.0.1:{self._dashboard_port}/api/serve/applications/"
         listen = {"http_options": {"host": "127.0.0.1", "port": self.port}}
-        answer = httpx.put(address, json=dict(config) | listen, timeout=120)
+        applications = [application for config in configs for application in config["applications"]]
+        answer = httpx.put(address, json={"applications": applications} | listen, timeout=120)
         assert answer.status_code == 200, answer.text
 
-        def runs() -> bool:
-            state = httpx.get(address, timeout=60).json()["applications"].get(APP, {})
-            assert state.get("status") != "DEPLOY_FAILED", state
-            return state.get("status") == "RUNNING" and ready(self.root) == 200
+        def run() -> bool:
+            states = httpx.get(address, timeout=60).json()["applications"]
+            told = {application["name"]: states.get(application["name"], {}) for application in applications}
+            assert all(state.get("status") != "DEPLOY_FAILED" for state in told.values()), told
+            return all(
+                told[application["name"]].get("status") == "RUNNING"
+                and ready(self.root + application["route_prefix"].rstrip("/")) == 200
+                for application in applications
+            )
 
-        wait_until(runs, "the application runs", 240)
+        wait_until(run, "the applications run", 240)
 
-    def node_of(self, deployment: str) -> set[str]:
-        """Names of the groups whose nodes hold replicas of a deployment."""
+    def nodes_of(self, application: str, deployment: str) -> set[str]:
+        """Names of the nodes that hold replicas of a deployment."""
         import ray
         from ray.serve._private.constants import SERVE_NAMESPACE
 
-        names = {node.unique_id: group for group, node in self.nodes.items()}
-        by_id = {node["NodeID"]: names.get(node["ObjectStoreSocketName"], "?") for node in ray.nodes()}
-        by_id |= {node["NodeID"]: self._group_at(node["NodeManagerPort"]) for node in ray.nodes()}
         found = set()
         for actor in ray.util.list_named_actors(all_namespaces=True):
-            if actor["namespace"] == SERVE_NAMESPACE and f"#{deployment}#" in actor["name"]:
+            if actor["namespace"] == SERVE_NAMESPACE and f"::{application}#{deployment}#" in actor["name"]:
                 handle = ray.get_actor(actor["name"], namespace=SERVE_NAMESPACE)
                 ask = handle.__ray_call__.remote(lambda _: __import__("ray").get_runtime_context().get_node_id())
-                found.add(by_id[ray.get(ask)])
+                found.add(self._name(ray.get(ask)))
         return found
 
-    def _group_at(self, port: int) -> str:
-        return next((name for name, node in self.nodes.items() if node.node_manager_port == port), "?")
+    def _name(self, node_id: str) -> str:
+        import ray
+
+        (port,) = (node["NodeManagerPort"] for node in ray.nodes() if node["NodeID"] == node_id)
+        return next(name for name, node in self.nodes.items() if node.node_manager_port == port)
 
     def exporters(self) -> list[str]:
         """host:port of every node's metrics."""
@@ -163,7 +169,8 @@ def memory_by_role(pid: int) -> dict[str, float]:
             share = process.memory_full_info().pss
         except psutil.Error:
             continue
-        name = match[1] if (match := re.search(r"ray::(\S+)", title)) else os.path.basename(title.split(" ")[0])
+        program = os.path.basename(title.split(" ")[0])
+        script = re.search(r"ray::(\S+)", title) or (program.startswith("python") and re.search(r"(\w+\.py)\b", title))
+        name = script[1] if script else program
         found[name] = found.get(name, 0.0) + share
     return found
-

@@ -70,5 +70,3 @@ class Pod:
 def config_of(overlay: Overlay, name: str) -> Manifest:
     (found,) = (m for m in overlay.manifests if m["kind"] == "ConfigMap" and m["metadata"]["name"].startswith(name))
     return found
-
-

@@ -23,40 +23,80 @@ from tests.k8s.prometheus import Prometheus
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Get = Callable[[str], Overlay]
+KEY = "key-of-the-tests"
 
 
 @pytest.fixture(scope="module")
 def cluster(overlay: Get, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(overlay("dev"), tmp_path_factory.mktemp("pods")) as cluster:
+    """A cluster on which all three run: the dev overlay's as it is, those for GPUs with the demo model."""
+    folder = tmp_path_factory.mktemp("pods")
+    overlays = [overlay(name) for name in ("dev", "gpu", "multi-gpu")]
+    with LocalCluster(overlays, folder) as cluster:
+        cluster.deploy(serve_config(overlays[0]), *(with_demo_model(one, folder) for one in overlays[1:]))
         yield cluster
 
 
-def complete(cluster: LocalCluster, model: str, key: str = "none") -> Any:
-    with openai.OpenAI(base_url=f"{cluster.root}/v1", api_key=key) as client:
+def with_demo_model(overlay: Overlay, folder: Path) -> dict[str, Any]:
+    """The demo model in the place of theirs; addresses of pods and paths of secrets are this machine's."""
+    config = serve_config(overlay)
+    (application,) = config["applications"]
+    application |= {"name": overlay.name, "route_prefix": f"/{overlay.name}"}
+    args = application["args"]
+    for model in args["models"]:
+        model["engine"] |= {"model": "demo", "device": "cpu", "prior": False, "compile": False, "budget": 8}
+        model["threads"] = 1
+        model["autoscaling"]["min_replicas"] = 1
+    args["store"]["url"] = "$REDIS_URL"
+    args["ingress_replicas"] = 1
+    if "keys_file" in args:
+        keys = folder / "keys.yaml"
+        keys.write_text(f"- {{key: {KEY}, namespace: team-a, learn: answers}}\n")
+        args["keys_file"] = str(keys)
+    return config
+
+
+def complete(cluster: LocalCluster, model: str, path: str = "", key: str = "none") -> Any:
+    with openai.OpenAI(base_url=f"{cluster.root}{path}/v1", api_key=key) as client:
         return client.chat.completions.create(
             model=model, messages=[{"role": "user", "content": "Count to five."}], max_tokens=12, temperature=0
         )
 
 
-def test_dev_overlay_answers(cluster: LocalCluster, overlay: Get) -> None:
-    cluster.deploy(serve_config(overlay("dev")))
+def test_dev_overlay_answers(cluster: LocalCluster) -> None:
     assert httpx.get(f"{cluster.root}/health", timeout=30).status_code == 200
     answer = complete(cluster, "demo")
     assert answer.usage.completion_tokens > 3 and answer.choices[0].message.content
-    assert cluster.node_of("ingress") == {"ingress"}
-    assert cluster.node_of("model-demo") == {"replicas"}
+    assert cluster.nodes_of("racer", "model-demo") <= set(cluster.nodes) - {"head", "ingress"}
+
+
+@pytest.mark.parametrize(("name", "key"), [("gpu", "none"), ("multi-gpu", KEY)])
+def test_gpu_overlays_answer_on_logical_gpus(cluster: LocalCluster, name: str, key: str) -> None:
+    assert complete(cluster, "qwen3-8b", f"/{name}", key).usage.completion_tokens > 3
+    assert cluster.nodes_of(name, "model-qwen3-8b") <= {"gpu gpu", "multi-gpu gpu-nodes"}
+    if key == KEY:
+        with pytest.raises(openai.AuthenticationError):
+            complete(cluster, "qwen3-8b", f"/{name}", "another-key")
+
+
+def test_the_ingress_nodes_hold_the_http_side(cluster: LocalCluster) -> None:
+    for application in ("racer", "gpu", "multi-gpu"):
+        assert cluster.nodes_of(application, "ingress") == {"ingress"}
 
 
 def test_memory_of_pods_covers_what_is_used(cluster: LocalCluster, overlay: Get) -> None:
     """Proportional shares of this machine's processes, after an answer, against the requests of the manifest."""
     used = memory_by_role(psutil.Process().pid)
+
+    def of(*parts: str) -> float:
+        return sum(size for name, size in used.items() if any(part in name for part in parts))
+
+    of_every_node = of("raylet", "Agent", "agent.py", "main.py", "log_monitor.py", "ProxyActor") / len(cluster.nodes)
     of_role = {
-        "replicas": sum(size for name, size in used.items() if "ServeReplica:racer:model-demo" in name),
-        "ingress": sum(size for name, size in used.items() if "ServeReplica:racer:ingress" in name)
-        + max((size for name, size in used.items() if "ProxyActor" in name), default=0.0),
-        "head": sum(size for name, size in used.items() if "gcs_server" in name or "dashboard.py" in name)
-        + sum(size for name, size in used.items() if "ServeController" in name),
+        "replicas": of("ServeReplica:racer:model-demo") + of_every_node,
+        "ingress": of("ServeReplica:racer:ingress") + of_every_node,
+        "head": of("gcs_server", "dashboard.py", "monitor.py", "ServeController") + of_every_node,
     }
+    assert min(of("raylet"), of("ProxyActor"), of("gcs_server"), of("dashboard.py")) > 0, used
     print({role: f"{size / 2**20:.0f} MiB" for role, size in of_role.items()})
     groups = {group.get("groupName", "head"): group for group, _ in ray_groups(overlay("dev").one("RayService"))}
     for role, size in of_role.items():
@@ -64,43 +104,13 @@ def test_memory_of_pods_covers_what_is_used(cluster: LocalCluster, overlay: Get)
         assert 0 < size < quantity(asked), (role, size, asked)
 
 
-@pytest.mark.parametrize("name", ["gpu", "multi-gpu"])
-def test_gpu_overlays_answer_on_logical_gpus(cluster: LocalCluster, overlay: Get, name: str, tmp_path: Path) -> None:
-    """The demo model in the place of theirs; addresses of pods and paths of secrets are this machine's."""
-    config = serve_config(overlay(name))
-    args = config["applications"][0]["args"]
-    (model,) = args["models"]
-    model["engine"] |= {"model": "demo", "device": "cpu", "prior": False, "compile": False, "budget": 8}
-    model["threads"] = 1
-    model["autoscaling"]["min_replicas"] = 1
-    key = "none"
-    if "keys_file" in args:
-        key = "key-of-the-tests"
-        keys = tmp_path / "keys.yaml"
-        keys.write_text(f"- {{key: {key}, namespace: team-a, learn: answers}}\n")
-        args |= {"keys_file": str(keys), "store": args["store"] | {"url": "$REDIS_URL"}, "ingress_replicas": 1}
-    args["ingress_replicas"] = 1
-    group = ray_groups(overlay(name).one("RayService"))[2][0]
-    cluster.add(group)
-    try:
-        cluster.deploy(config)
-        assert complete(cluster, model["name"], key).usage.completion_tokens > 3
-        assert cluster.node_of(f"model-{model['name']}") == {group["groupName"]}
-        if key != "none":
-            with pytest.raises(openai.AuthenticationError):
-                complete(cluster, model["name"], "another-key")
-    finally:
-        cluster.remove(group["groupName"])
-
-
 def test_prometheus_sees_what_rules_and_dashboard_ask(cluster: LocalCluster, overlay: Get, tmp_path: Path) -> None:
     """Under load every signal and every query of the dashboard returns numbers, over what the PodMonitor keeps."""
-    cluster.deploy(serve_config(overlay("dev")))
     rules = overlay("gpu").one("PrometheusRule")["spec"]
     (endpoint,) = overlay("gpu").one("PodMonitor")["spec"]["podMetricsEndpoints"]
     wanted = {rule["record"] for group in rules["groups"] for rule in group["rules"] if "record" in rule}
     for panel in PANELS:
-        wanted |= {query.replace("$__rate_interval", "30s").replace("$model", ".*") for query in panel.queries.values()}
+        wanted |= {query.replace("$__rate_interval", "10s").replace("$model", ".*") for query in panel.queries.values()}
     stop = threading.Event()
 
     def load() -> None:

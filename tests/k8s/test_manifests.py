@@ -10,8 +10,11 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
+from k8s import generate
 from k8s.checks import problems
+from k8s.commands import main
 from k8s.generate import ROOT, generated
 from k8s.render import RenderError, render
 from tests.k8s import schemas
@@ -131,3 +134,21 @@ def test_a_folder_that_does_not_render_is_told(tmp_path: Path) -> None:
         [sys.executable, "-m", "k8s", "check", str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and str(tmp_path) in done.stderr
+
+
+def test_generate_writes_what_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {tmp_path / "new" / "a.yaml": "a: 1\n", tmp_path / "b.yaml": "b: 1\n"}
+    (tmp_path / "b.yaml").write_text("b: 1\n")
+    monkeypatch.setattr(generate, "generated", lambda: made)
+    assert generate.write() == [tmp_path / "new" / "a.yaml"]
+    assert (tmp_path / "new" / "a.yaml").read_text() == "a: 1\n" and generate.write() == []
+
+
+def test_check_command_names_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "lost"}, "spec": {"selector": {"a": "b"}}}
+    (tmp_path / "service.yaml").write_text(yaml.safe_dump(service))
+    (tmp_path / "kustomization.yaml").write_text("resources: [service.yaml]\n")
+    assert main(["check", str(tmp_path)]) == 1
+    assert "selectors_match: Service lost" in capsys.readouterr().out
+    assert main(["check", str(ROOT / "overlays" / "dev")]) == 0
+    assert main(["check", "--nonsense"]) == 2

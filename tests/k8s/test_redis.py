@@ -19,6 +19,8 @@ from tests.k8s.conftest import Overlay
 from tests.k8s.pods import PASSWORD, Pod, config_of
 
 Get = Callable[[str], Overlay]
+
+
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
