@@ -29,6 +29,7 @@ def model_shape(engine: EngineConfig) -> ModelShape:
 
     device = torch.device("cuda" if engine.device.startswith("cuda") else "cpu")
     dtype = torch.bfloat16 if engine.dtype == "auto" and device.type == "cuda" else pick_dtype(engine.dtype, device)
+    from_config: Any = AutoModelForCausalLM.from_config  # untyped
     try:
         options: dict[str, Any] = {"trust_remote_code": engine.trust_remote_code}
         source: Any = engine.model  # of a Hub id only the configuration is fetched
@@ -39,7 +40,7 @@ def model_shape(engine: EngineConfig) -> ModelShape:
         with quiet_libraries():
             config = AutoConfig.from_pretrained(source, **options)
             with torch.device("meta"):  # in bfloat16 whatever is served: some operators have shapes for nothing else
-                model = AutoModelForCausalLM.from_config(
+                model = from_config(
                     config,
                     dtype=torch.bfloat16,
                     attn_implementation=ATTENTION,

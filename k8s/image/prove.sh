@@ -24,5 +24,5 @@ until [ -s "$work/told" ]; do
   kill -0 $server 2>/dev/null || { cat "$work/log" >&2; exit 1; }
   sleep 1
 done
-sh -c "$(head -n 1 "$work/told")" | tail -n 1 | grep -q DONE
+sh -c "$(head -n 1 "$work/told")" | grep -q "data: \[DONE\]"
 echo "answered from $work"

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import yaml
 
 from k8s.checks.world import quantity, ray_groups
 from tests.datastore.servers import free_ports
 from tests.deployments.local import wait_until
+from tests.deployments.test_serve_command import descendants
 from tests.k8s.conftest import Overlay
 from tests.k8s.pods import PASSWORD, Pod, config_of
 
@@ -163,12 +163,12 @@ def ready(root: str) -> int:
 def memory_by_role(pid: int) -> dict[str, float]:
     """Bytes (proportional share) of the processes below ``pid`` by what they are: one entry a Ray actor or program."""
     found: dict[str, float] = {}
-    for process in psutil.Process(pid).children(recursive=True):
+    for child, title in descendants(pid).items():
         try:
-            title = " ".join(process.cmdline()) or process.name()
-            share = process.memory_full_info().pss
-        except psutil.Error:
+            rollup = Path(f"/proc/{child}/smaps_rollup").read_text()
+        except OSError:  # it has ended
             continue
+        share = 1024.0 * sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
         program = os.path.basename(title.split(" ")[0])
         script = re.search(r"ray::(\S+)", title) or (program.startswith("python") and re.search(r"(\w+\.py)\b", title))
         name = script[1] if script else program

@@ -3,6 +3,7 @@ puts them, on nodes as their groups are, with the Redis pods' own configurations
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,6 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 
 from k8s.checks.world import quantity, ray_groups
@@ -85,7 +85,7 @@ def test_the_ingress_nodes_hold_the_http_side(cluster: LocalCluster) -> None:
 
 def test_memory_of_pods_covers_what_is_used(cluster: LocalCluster, overlay: Get) -> None:
     """Proportional shares of this machine's processes, after an answer, against the requests of the manifest."""
-    used = memory_by_role(psutil.Process().pid)
+    used = memory_by_role(os.getpid())
 
     def of(*parts: str) -> float:
         return sum(size for name, size in used.items() if any(part in name for part in parts))
