@@ -11,13 +11,14 @@ pip="$folder/bin/python -m pip --disable-pip-version-check --no-cache-dir"
 
 case $step in
 dependencies)
-  "$python" -m venv "$folder"
-  torch=$(grep '^torch==' constraints.txt)
-  if [ "$choice" = cpu ]; then
-    $pip install --index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" --no-deps "$torch"
-  elif [ "$choice" != cuda ]; then
+  if [ "$choice" != cpu ] && [ "$choice" != cuda ]; then
     echo "DEVICE is $choice; it must be cpu or cuda" >&2
     exit 2
+  fi
+  "$python" -m venv "$folder"
+  if [ "$choice" = cpu ]; then
+    torch=$(grep '^torch==' constraints.txt)
+    $pip install --index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" --no-deps "$torch"
   fi
   "$folder/bin/python" -c '
 import tomllib

@@ -57,13 +57,11 @@ def test_alerts_fire_when_they_should(rules: dict[str, Any], tmp_path: Path) -> 
     assert tried == {(name, fires) for name in alerts(rules) for fires in (True, False)}
 
 
-def test_an_alert_that_never_fires_is_found(rules: dict[str, Any], tmp_path: Path) -> None:
-    for name, alert in alerts(rules).items():
-        expression = alert["expr"]
-        alert["expr"] = f"({expression}) > 1e12"
-        code, told = run_cases(rules, tmp_path)
-        assert code != 0 and name in told
-        alert["expr"] = expression
+def test_alerts_that_never_fire_are_found(rules: dict[str, Any], tmp_path: Path) -> None:
+    for alert in alerts(rules).values():
+        alert["expr"] = f"({alert['expr']}) > 1e12"
+    code, told = run_cases(rules, tmp_path)
+    assert code != 0 and all(name in told for name in alerts(rules)), told
 
 
 def test_every_alert_says_what_to_do(rules: dict[str, Any]) -> None:
