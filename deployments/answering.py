@@ -13,12 +13,12 @@ from deployments.calls import Call, Piece
 from deployments.errors import ApiError
 from deployments.responses import TokenTexts, Writer, encode
 from deployments.schema import ApiRequest, ChatRequest, CompletionRequest
-from racer.async_engine import AsyncEngine
 from racer.errors import ContextLengthError, EngineDeadError, EngineDrainingError, InvalidRequestError, UserError
 from racer.text import render_chat
 from racer.types import Request, SamplingParams, StepOutput
 
 if TYPE_CHECKING:
+    from racer.async_engine import AsyncEngine
     from racer.draft.sources import NgramSource
 
 _NO_ANSWER = ApiError(500, "the answer has no end", code="internal_error")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 FORBIDDEN = {
     "racer": {"ray", "redis", "datastore", "deployments", "loadtest"},
     "datastore": {"torch", "ray", "racer", "deployments", "loadtest"},
-    "deployments": {"loadtest"},
+    "deployments": {"loadtest", "k8s"},
+    "k8s": {"torch", "ray", "redis", "loadtest"},
     "loadtest": {"racer", "datastore", "deployments"},
 }
 
@@ -54,3 +57,10 @@ def test_package_keeps_to_its_layer(package: str) -> None:
         if (reached := imported(path.read_text(encoding="utf-8")) & FORBIDDEN[package])
     }
     assert broken == {}
+
+
+def test_building_the_application_loads_no_model_library() -> None:
+    """It is built in a process of its own, on Ray's head too: seconds and hundreds of megabytes."""
+    code = "import sys, deployments.app; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"

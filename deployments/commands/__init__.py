@@ -1,4 +1,4 @@
-"""The command line: ``python -m deployments serve``.
+"""The command line: ``python -m deployments serve`` and ``size``.
 
 Exit codes: 0 all well, an endpoint that was told to stop included; 1 what was started did not come up; 2 a mistake of
 the user's, told in one sentence on stderr; 130 interrupted before the endpoint was ready.
@@ -15,7 +15,7 @@ from deployments.errors import ConfigError, DeploymentError
 from racer.commands import OneSentenceParser
 
 INTERRUPTED = 130
-COMMANDS = ("serve",)
+COMMANDS = ("serve", "size")
 
 
 def build_parser() -> argparse.ArgumentParser:

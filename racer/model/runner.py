@@ -47,7 +47,7 @@ class ModelRunner:
         with siblings(model) as groups:
             probe = _probe(model)
         pack_linears(model, groups)
-        shapes = [LayerShape(*shape) for shape in probe.layers.values()]
+        shapes = _shapes(probe)
         self.context_cap = _context_cap(model, probe.windows)
         per_place = KVPool.bytes_per_place(shapes, self.dtype)
         self.pool = self._allocate(shapes, _places(cache_bytes, per_place, self.device), per_place)
@@ -128,6 +128,18 @@ def _places(cache_bytes: int | None, bytes_per_place: int, device: torch.device)
             f"{bytes_per_place * MIN_PLACES}, better {bytes_per_place * 4096} (4096 tokens)"
         )
     return cache_bytes // bytes_per_place
+
+
+def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
+    """Shapes of the keys and values that ``model`` keeps; it may be one without weights, on torch's device "meta".
+
+    Raises UnsupportedModelError if its layers cannot all be served by our attention.
+    """
+    return _shapes(_probe(model))
+
+
+def _shapes(probe: ShapeProbe) -> list[LayerShape]:
+    return [LayerShape(*shape) for shape in probe.layers.values()]
 
 
 @torch.inference_mode()
