@@ -3,7 +3,8 @@
 #   install.sh dependencies cpu|cuda FOLDER   a virtual environment with what pyproject.toml needs, in exact versions
 #   install.sh project      cpu|cuda FOLDER   the packages of this repository into it
 #   install.sh model        1|0      FOLDER ENVIRONMENT   the demo model into a cache folder (0: an empty one)
-# TORCH_INDEX: the index that has torch for processors only (a tenth of the size); other packages never come from it.
+# TORCH_INDEX: PyTorch's index of builds for processors only (a tenth of the size), if torch is to come from there; other
+# packages never do.
 set -eu
 step=$1 choice=$2 folder=$3
 python=${PYTHON:-python3}
@@ -16,9 +17,9 @@ dependencies)
     exit 2
   fi
   "$python" -m venv "$folder"
-  if [ "$choice" = cpu ]; then
+  if [ "$choice" = cpu ] && [ -n "${TORCH_INDEX:-}" ]; then
     torch=$(grep '^torch==' constraints.txt)
-    $pip install --index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" --no-deps "$torch"
+    $pip install --index-url "$TORCH_INDEX" --no-deps "$torch"
   fi
   "$folder/bin/python" -c '
 import tomllib
