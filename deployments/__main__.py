@@ -1,4 +1,4 @@
-"""``python -m deployments``: serve."""
+"""``python -m deployments``: serve, batch."""
 
 import signal
 import sys
