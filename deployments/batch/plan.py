@@ -73,7 +73,7 @@ def make_plan(places: list[Location], reading: Reading, lines: int, folder: Path
     digest, chunks, empty, requests = hashlib.sha256(), list[Chunk](), list[str](), 0
     names = [place.name for place in places]
     files = []
-    with _Seen() as seen:
+    with SeenIds() as seen:
         for index, place in enumerate(places):
             name = place.name if names.count(place.name) == 1 else place.text
             file = _input_file(place, replace(reading, name=name), folder / f"{index}.jsonl")
@@ -121,7 +121,7 @@ def _input_file(place: Location, reading: Reading, spool: Path) -> InputFile:
     return InputFile(place, place.text, replace(reading, form=form))
 
 
-def _chunks(file: InputFile, index: int, first: int, lines: int, digest: Any, seen: _Seen) -> Iterator[Chunk]:
+def _chunks(file: InputFile, index: int, first: int, lines: int, digest: Any, seen: SeenIds) -> Iterator[Chunk]:
     """The chunks of a file; ``digest`` takes in its content, ``seen`` its ids."""
     with file.place.filesystem.open_input_stream(file.place.path) as raw_stream:
         stream = io.BufferedReader(raw_stream, _BUFFER)
@@ -152,7 +152,7 @@ def _custom_id(reading: Reading, raw: bytes, line: int) -> str | None:
         return error.custom_id
 
 
-class _Seen(contextlib.AbstractContextManager["_Seen"]):
+class SeenIds(contextlib.AbstractContextManager["SeenIds"]):
     """The ids seen so far, on disk: they may be many."""
 
     def __init__(self) -> None:

@@ -81,12 +81,7 @@ class Reading:
         own_id = f"{self.name}:{line}"
         if self.form == "text":
             return self._plain({"prompt": _text_of(raw)}, own_id, "prompt")
-        try:
-            record = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            raise LineError("invalid_json_line", f"the line is not JSON ({error.msg}); correct it") from None
-        if not isinstance(record, dict):
-            raise LineError("invalid_json_line", f"the line is {_kind(record)}, not a JSON object; write {{...}}")
+        record = _object(raw)
         if "body" in record or "url" in record or "method" in record:
             return self._batch(record)
         if self.column is not None:
@@ -94,6 +89,10 @@ class Reading:
                 raise LineError("missing_field", f"the line has no field {self.column!r}", _id(record), self.column)
             return self._plain(record, own_id, self.column)
         return self._record(record, own_id)
+
+    def read_batch(self, raw: bytes) -> Item:
+        """The same for a line that may have OpenAI's form only."""
+        return self._batch(_object(raw))
 
     def _batch(self, record: dict[str, Any]) -> Item:
         custom_id = record.get("custom_id")
@@ -148,6 +147,16 @@ class Reading:
 
     def _completed(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"model": self.model} | self.defaults | body
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        record = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise LineError("invalid_json_line", f"the line is not JSON ({error.msg}); correct it") from None
+    if not isinstance(record, dict):
+        raise LineError("invalid_json_line", f"the line is {_kind(record)}, not a JSON object; write {{...}}")
+    return record
 
 
 def _text_of(raw: bytes) -> str:
