@@ -139,9 +139,7 @@ def make_api(
     }
     _add_error_handlers(api)
     uploads = {FILES_PATH: config.batches.file_bytes + FORM_BYTES}
-    api.add_middleware(
-        RequestContext, most_bytes=config.limits.body_bytes, uploads=uploads, tells_id=not behind_proxy
-    )
+    api.add_middleware(RequestContext, most_bytes=config.limits.body_bytes, uploads=uploads, tells_id=not behind_proxy)
 
     def caller(authorization: str | None) -> KeyConfig | None:
         return keys.identify(authorization)

@@ -22,7 +22,7 @@ from pyarrow import fs as pafs
 from deployments.batch.answers import SOURCES, Result, Tally
 from deployments.batch.locations import Location
 from deployments.batch.merging import in_order, in_turn
-from deployments.errors import ConfigError
+from deployments.errors import ConfigError, DeploymentError
 
 SCHEMA = pa.schema(
     [
@@ -82,7 +82,7 @@ class Totals:
 
 
 class Journal:
-    """Takes in records; what was :meth:`flush`\\ ed outlives whatever happens to this process.
+    """Takes in records. What :meth:`flush` has written outlives whatever happens to this process.
 
     ``done``: for each request whether it has a record. ``earlier``: seconds that earlier runs took, and their workers.
     """
@@ -157,7 +157,7 @@ class Journal:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits as one more part. Raises OSError."""
+        """Write what waits as one more part. Raises DeploymentError: that cannot be done."""
         with self._lock:
             self._flushed_s = time.monotonic()
             if not self._waiting:
@@ -165,8 +165,14 @@ class Journal:
             table = pa.concat_tables(self._waiting).sort_by("request")
             known = {"spent": json.dumps(self.spent), "first": str(table.column("request")[0].as_py())}
             part = self.folder.child(f"part-{self._run:03d}-{self._part:07d}.parquet")
-            with part.writing() as stream:
-                pq.write_table(table.replace_schema_metadata(known), stream, compression="zstd")
+            try:
+                with part.writing() as stream:
+                    pq.write_table(table.replace_schema_metadata(known), stream, compression="zstd")
+            except (OSError, pa.ArrowException) as error:
+                told = " ".join(str(error).split())[:200]
+                raise DeploymentError(
+                    f"{part.text}: cannot be written ({told}); what was written before is kept: mend it, then --resume"
+                ) from error
             self._part += 1
             self._waiting = []
 
@@ -201,8 +207,10 @@ def check_same(kept: dict[str, Any], now: dict[str, Any], folder: Location) -> N
     """Raise ConfigError if what is to be resumed was begun as something else; names the first difference."""
     for name in {**kept, **now}:
         if kept.get(name) != now.get(name):
-            told = "the inputs hold something else now" if name == "inputs" else (
-                f"{name} was {json.dumps(kept.get(name))} and is {json.dumps(now.get(name))}"
+            told = (
+                "the inputs hold something else now"
+                if name == "inputs"
+                else (f"{name} was {json.dumps(kept.get(name))} and is {json.dumps(now.get(name))}")
             )
             raise ConfigError(
                 f"--resume: {folder.text} was begun otherwise: {told}; give what was given then, or --overwrite"

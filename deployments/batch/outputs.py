@@ -69,12 +69,9 @@ class Outputs:
         try:
             with ExitStack() as stack:
                 answers = stack.enter_context(self.answers.writing())
-                errors = None
+                errors = stack.enter_context(self.errors.writing()) if journal.totals.errors else None
                 for failed, record in journal.records(ordered=ordered):
-                    if failed and errors is None:
-                        errors = stack.enter_context(self.errors.writing())
-                    target = errors if failed else answers
-                    target.write(record + b"\n")
+                    (errors if errors is not None and failed else answers).write(record + b"\n")
             if errors is None:
                 self.errors.remove()
             self.summary.write(json.dumps(summary, indent=1).encode() + b"\n")

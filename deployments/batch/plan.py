@@ -1,4 +1,4 @@
-"""What there is to do: the inputs' lines, counted, checked for double ids and cut into chunks that can be read alone."""
+"""What there is to do: the inputs' lines, counted, checked for double ids, in chunks that can be read alone."""
 
 from __future__ import annotations
 
@@ -117,24 +117,22 @@ def _input_file(place: Location, reading: Reading, spool: Path) -> InputFile:
         with spool.open("wb") as target:
             write_lines(place, reading.column, target)
         return InputFile(Location.of(str(spool)), place.text, replace(reading, column=None))
-    form = "text" if lowered.endswith(_TEXTS) else "json"
-    return InputFile(place, place.text, replace(reading, form=form))
+    return InputFile(place, place.text, replace(reading, form="text" if lowered.endswith(_TEXTS) else "json"))
 
 
 def _chunks(file: InputFile, index: int, first: int, lines: int, digest: Any, seen: SeenIds) -> Iterator[Chunk]:
     """The chunks of a file; ``digest`` takes in its content, ``seen`` its ids."""
     with file.place.filesystem.open_input_stream(file.place.path) as raw_stream:
         stream = io.BufferedReader(raw_stream, _BUFFER)
-        start, offset, line, first_line = 0, 0, 0, 1
+        start, offset, first_line = 0, 0, 1
         count, twice = 0, list[tuple[int, str]]()
-        for raw in stream:
+        for line, raw in enumerate(stream, start=1):
             digest.update(raw)
-            line += 1
             if line == 1 and raw.startswith(_BOM):
                 raw, start, offset = raw[len(_BOM) :], len(_BOM), len(_BOM)
             offset += len(raw)
             if raw.strip():
-                earlier = seen.add(_custom_id(file.reading, raw, line), f"{file.source}:{line}")
+                earlier = seen.add(custom_id_of(file.reading, raw, line), f"{file.source}:{line}")
                 if earlier is not None:
                     twice.append((first + count, earlier))
                 count += 1
@@ -145,7 +143,8 @@ def _chunks(file: InputFile, index: int, first: int, lines: int, digest: Any, se
             yield Chunk(index, first, count, first_line, start, offset - start, tuple(twice))
 
 
-def _custom_id(reading: Reading, raw: bytes, line: int) -> str | None:
+def custom_id_of(reading: Reading, raw: bytes, line: int) -> str | None:
+    """The id of a line, also of one that is no request, as far as it can be read."""
     try:
         return reading.read(raw, line).custom_id
     except LineError as error:

@@ -96,17 +96,19 @@ class Reading:
 
     def _batch(self, record: dict[str, Any]) -> Item:
         custom_id = record.get("custom_id")
-        known = custom_id if isinstance(custom_id, str) else None
+        known = custom_id if isinstance(custom_id, str) and custom_id else None
 
         def refuse(code: str, message: str, param: str) -> LineError:
             return LineError(code, message, known, param)
 
-        if not isinstance(custom_id, str) or not custom_id:
-            raise refuse("missing_required_parameter", "custom_id is missing, or no text; give each line one", "custom_id")
+        if known is None:
+            raise refuse(
+                "missing_required_parameter", "custom_id is missing, or no text; give each line one", "custom_id"
+            )
         if record.get("method") != "POST":
             raise refuse("invalid_method", f"method is {_shown(record.get('method'))}; only POST is possible", "method")
         url = record.get("url")
-        if url not in URLS:
+        if not isinstance(url, str) or url not in URLS:
             raise refuse("invalid_url", f"url is {_shown(url)}; it must be one of {', '.join(URLS)}", "url")
         if self.url is not None and url != self.url:
             raise refuse("mismatched_url", f"url is {url!r}, but the batch was made for {self.url}", "url")
@@ -115,7 +117,7 @@ class Reading:
         for name in record:
             if name not in _BATCH_FIELDS:
                 raise refuse("unsupported_field", f"the field {name!r} is not supported; leave it out", name)
-        return Item(custom_id, URLS[url], self._completed(record["body"]))
+        return Item(known, URLS[url], self._completed(record["body"]))
 
     def _record(self, record: dict[str, Any], own_id: str) -> Item:
         """A plain line: one of prompt, messages and turns; what else it has are fields of the body."""
@@ -179,7 +181,14 @@ def _metadata(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "an object",
+    }
     if value is None:
         return "null or missing"
     return "an empty text" if value == "" else names[type(value)]

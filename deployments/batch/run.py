@@ -7,6 +7,7 @@ import math
 import queue
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,14 +21,15 @@ import ray
 from deployments.batch.answers import refused
 from deployments.batch.coordinator import Coordinator
 from deployments.batch.journal import Journal, table_of
-from deployments.batch.plan import Plan, lines_of
+from deployments.batch.plan import Plan, custom_id_of, lines_of
 from deployments.batch.requests import LineError
 from deployments.batch.source import ChunkSource, Task
 from deployments.batch.worker import BatchWorker, WorkerSettings
 from deployments.errors import DeploymentError
 
 _SHRINK = 16
-_RETRIES = 2
+_RETRIES = 1
+_TASKS = 2  # for each worker at least, where the input is small
 _POLL_S = 0.5
 _BLOCKS = 8
 
@@ -57,6 +59,7 @@ class Run:
         self._lines = lines
         self._stop, self._ended = threading.Event(), threading.Event()
         self._given: Counter[str] = Counter()
+        self._failure: DeploymentError | None = None
         node = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
         self._coordinator = ray.remote(Coordinator).options(num_cpus=0, label_selector=node).remote()
         self._started_s = time.monotonic()
@@ -81,16 +84,18 @@ class Run:
         """
         watcher = threading.Thread(target=self._watch, name="batch-watch", daemon=True)
         watcher.start()
-        size = self._lines
+        missing = int(np.count_nonzero(~self._journal.done))
+        size, alone = min(self._lines, math.ceil(missing / (_TASKS * self._pool.largest))), False
         try:
             while not self.stopped:
-                self._pass(size)
+                self._pass(size, alone=alone)
                 if self._journal.done.all() or self.stopped:
                     break
-                if size == 1:
+                if alone:
                     self._give_up()
                     break
                 size = max(1, size // _SHRINK)
+                alone = size == 1
         finally:
             self._note_spent()
             self._journal.flush()
@@ -99,11 +104,13 @@ class Run:
 
     # --- a pass
 
-    def _pass(self, size: int) -> None:
-        dataset = self._dataset(list(self._tasks(size)), alone=size == 1)
+    def _pass(self, size: int, *, alone: bool) -> None:
+        dataset = self._dataset(list(self._tasks(size)), size, alone=alone)
         blocks: queue.Queue[Any] = queue.Queue(_BLOCKS)
         threading.Thread(target=_pump, args=(dataset, blocks), name="batch-pump", daemon=True).start()
         while not (self.stopped and self._at_rest()):
+            if self._failure is not None:
+                raise self._failure
             with suppress(queue.Empty):
                 block = blocks.get(timeout=_POLL_S)
                 if block is None:
@@ -124,7 +131,7 @@ class Run:
             for start in range(0, len(missing), size):
                 yield Task(chunk, tuple(missing[start : start + size].tolist()))
 
-    def _dataset(self, tasks: list[Task], *, alone: bool) -> Any:
+    def _dataset(self, tasks: list[Task], size: int, *, alone: bool) -> Any:
         pool = self._pool
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
@@ -133,7 +140,8 @@ class Run:
         context.max_errored_blocks = -1  # what is lost with a worker is missing at the end, and done in the next pass
         for name in ("ray.data", "ray.data._internal"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        at_once = 1 if alone else max(2, math.ceil(pool.in_flight / self._lines) + 1)
+        at_once = 1 if alone else max(2, math.ceil(pool.in_flight / size) + 1)
+        warnings.filterwarnings("ignore", module=r"ray\.data|deployments\.batch\.run")  # of settings nobody here made
         source = ChunkSource(self._plan.files, tasks)
         read = ray.data.read_datasource(source, override_num_blocks=len(tasks), num_cpus=0, concurrency=2)
         return read.map_batches(
@@ -168,11 +176,8 @@ class Run:
             file = self._plan.files[task.chunk.file]
             for request, line, raw in lines_of(task.chunk, file):
                 if task.wanted is None or request in task.wanted:
-                    try:
-                        custom_id = file.reading.read(raw, line).custom_id
-                    except LineError as error:
-                        custom_id = error.custom_id
-                    told = LineError("worker_lost", "the worker that answers this request dies each time", custom_id)
+                    told = LineError("worker_lost", "the worker that answers this request dies each time")
+                    told.custom_id = custom_id_of(file.reading, raw, line)
                     self._journal.add(table_of([(request, refused(told, f"{file.source}:{line}"))]))
 
     # --- meanwhile
@@ -182,7 +187,11 @@ class Run:
         told = False
         while not self._ended.wait(_POLL_S):
             self._note_spent()
-            self._journal.flush_if_due()
+            try:
+                self._journal.flush_if_due()
+            except DeploymentError as error:
+                self._failure = error
+                return
             if self.stopped and not told:
                 ray.get(self._coordinator.stop.remote())
                 told = True
@@ -215,4 +224,3 @@ def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if "Error" in line]
     return (told[-1] if told else lines[0] if lines else type(error).__name__)[:300]
-

@@ -42,6 +42,7 @@ class BatchRunner:
         self._config, self._keys, self._backend, self._shelf = config, keys, backend, shelf
         self._slots = asyncio.Semaphore(config.batches.max_in_flight)
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._ended: set[str] = set()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -62,7 +63,8 @@ class BatchRunner:
         while True:
             self._wake.clear()
             try:
-                self._take_up()
+                for batch in await asyncio.to_thread(self._shelf.unfinished, self._ended):
+                    self._take_up(batch)
                 await asyncio.to_thread(self._shelf.remove_expired)
             except Exception:
                 _log.exception("the batches' folder cannot be used")
@@ -70,16 +72,15 @@ class BatchRunner:
                 async with asyncio.timeout(_POLL_S):
                     await self._wake.wait()
 
-    def _take_up(self) -> None:
-        for batch in self._shelf.batches():
-            if batch["status"] in ENDED or batch["id"] in self._running:
-                continue
-            lock = self._shelf.lock(batch["id"])
-            try:
-                lock.acquire()
-            except Timeout:  # another process runs it
-                continue
-            self._running[batch["id"]] = asyncio.create_task(self._run(batch["id"], batch["owner"], lock))
+    def _take_up(self, batch: Json) -> None:
+        if batch["id"] in self._running:
+            return
+        lock = self._shelf.lock(batch["id"])
+        try:
+            lock.acquire()
+        except Timeout:  # another process runs it
+            return
+        self._running[batch["id"]] = asyncio.create_task(self._run(batch["id"], batch["owner"], lock))
 
     async def _run(self, batch_id: str, owner: str, lock: BaseFileLock) -> None:
         try:
@@ -167,7 +168,9 @@ class _BatchRun:
         tasks: set[asyncio.Task[None]] = set()
         items = self._items(set(records.done))
         try:
-            while window := await asyncio.to_thread(lambda: [item for _, item in zip(range(_WINDOW), items, strict=False)]):
+            while window := await asyncio.to_thread(
+                lambda: [item for _, item in zip(range(_WINDOW), items, strict=False)]
+            ):
                 for request, item in submission_order(window):
                     if (ended := await self._slot(records)) is not None:
                         return ended
@@ -285,4 +288,3 @@ def new_batch(asked: Json, owner: str, endpoint: str, window_s: int, output_expi
         "owner": owner,
         "output_expires_s": output_expires_s,
     } | asked
-

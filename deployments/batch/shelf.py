@@ -95,11 +95,20 @@ class Shelf:
             raise ApiError(404, f"there is no batch {batch_id!r}; see /v1/batches", code="not_found", param="batch_id")
         return self._with_cancel(found)
 
-    def batches(self, owner: str | None = None) -> list[Json]:
-        """All batches, or an owner's, the newest first."""
-        return _newest_first(
-            self._with_cancel(found) for found in _all(self._batches) if owner in (None, found["owner"])
-        )
+    def batches(self, owner: str) -> list[Json]:
+        """An owner's batches, the newest first."""
+        return _newest_first(self._with_cancel(found) for found in _all(self._batches) if found["owner"] == owner)
+
+    def unfinished(self, ended: set[str]) -> list[Json]:
+        """Batches that have not ended. ``ended``: names of those known to have, which are not read; more are added."""
+        found = []
+        for path in self._batches.glob("*.json"):
+            batch = None if path.stem in ended else _read(path)
+            if batch is not None and batch["status"] in ENDED:
+                ended.add(path.stem)
+            elif batch is not None:
+                found.append(batch)
+        return found
 
     def cancel(self, batch_id: str) -> None:
         """Ask whoever runs the batch to end it."""

@@ -18,7 +18,8 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from deployments.batch.answers import Result, refused
+from deployments.batch.answers import Result, refused, unanswered
+from deployments.batch.engine import EngineLostError
 from deployments.batch.journal import table_of
 from deployments.batch.order import submission_order
 from deployments.batch.plan import InputFile, numbered
@@ -57,8 +58,9 @@ class _Chunk:
 class BatchWorker:
     """Ray Data's actor: a chunk goes in, packs of records come out as they are ready, at most a second late.
 
-    An answerer has ``in_flight`` (requests to have under way), ``answer(item)`` (a coroutine that gives a Result) and
-    ``healthy()``. Where that is False the process ends: Ray makes a new one, and what was under way is done again.
+    An answerer has ``in_flight`` (requests to have under way), ``answer(item)`` (a coroutine that gives a Result or
+    raises EngineLostError) and ``healthy()``. Where the engine is lost, or not healthy, the process ends: Ray makes a
+    new one, and what was under way is done again.
     """
 
     def __init__(self, settings: WorkerSettings, coordinator: Any) -> None:
@@ -156,9 +158,13 @@ class BatchWorker:
                 self._count("_begun", 1)
                 try:
                     chunk.ready.append((request, await self._answerer.answer(item)))
-                except BaseException:  # no fault of the request: its engine has died
-                    _log.exception("a request cannot be answered; this worker ends")
+                except EngineLostError:
+                    _log.exception("nothing more can be answered here; this worker ends")
                     os._exit(_DEAD)
+                except Exception as error:
+                    _log.exception("a request cannot be answered")
+                    failed = unanswered(item, "internal_error", f"an error of the service ({type(error).__name__})")
+                    chunk.ready.append((request, failed))
             chunk.left -= 1
             if not chunk.left:
                 chunk.ended.set()

@@ -1,7 +1,8 @@
 """The command line: ``python -m deployments serve | batch``.
 
 Exit codes: 0 all well, an endpoint that was told to stop included; 1 what was started did not come up, or failed; 2 a
-mistake of the user's, told in one sentence on stderr; 130 interrupted before the endpoint was ready, or a batch was done.
+mistake of the user's, told in one sentence on stderr; 130 interrupted before the endpoint was ready or the
+batch done.
 """
 
 from __future__ import annotations

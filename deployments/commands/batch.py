@@ -10,10 +10,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deployments.commands.serve import RAY_ENVIRONMENT, start_ray, with_embedded_store
+from deployments.commands.serve import RAY_ENVIRONMENT, STORE_URL, start_ray, with_embedded_store
 from deployments.config import AppConfig, ModelConfig, parse_config
 from deployments.errors import ConfigError
 from deployments.files import CONFIGS, read_args
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "answer files of requests over a Ray cluster"
 DESCRIPTION = (
-    "Answer files of requests (OpenAI's batch form; JSON lines with prompt, messages or turns; texts; CSV; Parquet) with "
-    "an autoscaling pool of engines. Each line gets one record. What is interrupted goes on with --resume."
+    "Answer files of requests (OpenAI's batch form; JSON lines with prompt, messages or turns; texts; CSV; Parquet) "
+    "with an autoscaling pool of engines. Each line gets one record. What is interrupted goes on with --resume."
 )
 INTERRUPTED = 130
 
@@ -40,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE_OR_DIR", required=True, help="where the records go")
     parser.add_argument("--config", metavar="FILE.yaml", type=Path, help="as serve takes it (default: the demo model)")
     parser.add_argument("--model", metavar="NAME", help="which of its models (default: the first)")
-    parser.add_argument("--replicas", metavar="MIN:MAX", type=_replicas, help="workers (default: the model's autoscaling)")
+    parser.add_argument(
+        "--replicas", metavar="MIN:MAX", type=_replicas, help="workers (default: the model's autoscaling)"
+    )
     parser.add_argument("--resume", action="store_true", help="go on where an earlier run of the same was ended")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
     parser.add_argument("--ordered", action="store_true", help="records in the order of the input's lines")
@@ -149,7 +152,10 @@ def _answer(
     settings: WorkerSettings = WorkerSettings(
         plan.files, EngineAnswerer, EngineSpec(config.model_dump(mode="json"), model.name)
     )
-    run = Run(plan, journal, pool_of(model, args.replicas), settings, args.lines_per_task)
+    pool = pool_of(model, args.replicas)
+    if config.store.url == f"${STORE_URL}" and STORE_URL in os.environ:  # a cluster that runs does not inherit it
+        pool = replace(pool, environment=pool.environment | {STORE_URL: os.environ[STORE_URL]})
+    run = Run(plan, journal, pool, settings, args.lines_per_task)
     with Reporter(journal, args.progress_s), _stoppable(run):
         run.execute()
     return bool(journal.done.all())
@@ -191,7 +197,11 @@ def _model(config: AppConfig, name: str | None) -> ModelConfig:
 
 def _replicas(text: str) -> tuple[int, int]:
     smallest, _, largest = text.partition(":")
-    if not smallest.isdigit() or not (largest or smallest).isdigit() or not 1 <= int(smallest) <= int(largest or smallest):
+    if (
+        not smallest.isdigit()
+        or not (largest or smallest).isdigit()
+        or not 1 <= int(smallest) <= int(largest or smallest)
+    ):
         raise argparse.ArgumentTypeError(f"{text!r} is not valid: MIN:MAX with 1 <= MIN <= MAX is expected, as 1:4")
     return int(smallest), int(largest or smallest)
 
@@ -202,7 +212,9 @@ def _body(text: str) -> dict[str, Any]:
     except ValueError:
         body = None
     if not isinstance(body, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: a JSON object is expected, as '{{\"max_tokens\": 200}}'")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not valid: a JSON object is expected, as '{{\"max_tokens\": 200}}'"
+        )
     return body
 
 

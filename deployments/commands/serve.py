@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from deployments.config import AppConfig, parse_config
 from deployments.errors import ConfigError, DeploymentError
 from deployments.files import CONFIGS, read_args
+from racer.paths import cache_path
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeStatus
@@ -29,7 +30,7 @@ DESCRIPTION = (
 
 APP = "racer"
 EMBEDDED = "embedded:"
-_STORE_URL = "RACER_STORE_URL"
+STORE_URL = "RACER_STORE_URL"
 _POLL_S = 0.5
 _BYTES_A_REPLICA = 3 << 30
 _CORES_A_REPLICA = 2
@@ -85,6 +86,7 @@ def _config(path: Path | None) -> AppConfig:
     if path is not None:
         return parse_config(read_args(path), str(path))
     values = read_args(CONFIGS / "demo.yaml")
+    values["batches"] = {"folder": str(cache_path() / "batches")}
     replicas, threads = fitting(os.cpu_count() or 1, _memory_bytes())
     model = values["models"][0]
     model |= {
@@ -118,7 +120,10 @@ def _check_port(host: str, port: int) -> None:
 
 
 def with_embedded_store(config: AppConfig, stack: ExitStack) -> AppConfig:
-    """One server for all replicas in the place of ``embedded:``, until the stack closes. Its password travels in the environment."""
+    """One server for all replicas in the place of ``embedded:``, until the stack closes.
+
+    Its password travels in the environment.
+    """
     if config.store.url != EMBEDDED:
         return config
     from datastore.embedded import EmbeddedServer
@@ -128,12 +133,16 @@ def with_embedded_store(config: AppConfig, stack: ExitStack) -> AppConfig:
         server = stack.enter_context(EmbeddedServer())
     except UserError as error:
         raise ConfigError(f"store.url embedded: {error}") from error
-    os.environ[_STORE_URL] = server.url
-    return config.model_copy(update={"store": config.store.model_copy(update={"url": f"${_STORE_URL}"})})
+    os.environ[STORE_URL] = server.url
+    return config.model_copy(update={"store": config.store.model_copy(update={"url": f"${STORE_URL}"})})
 
 
 def start_ray(address: str | None, stack: ExitStack, **options: Any) -> None:
-    """Join the cluster at ``address``, or start one with ``options``, until the stack closes. Raises DeploymentError."""
+    """Join the cluster at ``address``, or start one with ``options``, until the stack closes.
+
+    Raises:
+        DeploymentError: that fails.
+    """
     import ray
 
     print("starting Ray", file=sys.stderr, flush=True)

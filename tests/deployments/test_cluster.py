@@ -57,17 +57,19 @@ def deploy(**changes: Any) -> None:
     } | changes.pop("model", {})
     args = {"models": [model], "store": {"url": "$TEST_STORE_URL"}, "metrics_by_namespace": True} | changes
     args["ingress_resources"] = {"stays": 0.1}
+    args["batches"] = {"folder": os.environ["TEST_BATCHES"], "max_in_flight": 4}
     serve.run_many([serve.RunTarget(build_app(args), "racer", "/")])
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Endpoint]:
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """Three nodes of which two have a (logical) GPU each, and a replica on each of the two."""
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
 
     with EmbeddedServer() as store, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEST_BATCHES", str(tmp_path_factory.mktemp("batches")))
         for name, value in (RAY_ENVIRONMENT | {"TEST_STORE_URL": store.url, "RACER_API_KEYS": ""}).items():
             patch.setenv(name, value)
         cluster = Cluster(
@@ -192,6 +194,32 @@ def test_metrics_tell_of_requests_drafts_and_store(endpoint: Endpoint) -> None:
     wait_until(lambda: all(samples().get(name, 0) > 0 for name in wanted), f"all of {wanted}", 40)
     found = samples()
     assert {"ray_racer_cache_use", "ray_racer_open_requests", "ray_racer_store_breaker"} <= set(found)
+
+
+def test_batch_goes_on_behind_a_new_http_side(endpoint: Endpoint) -> None:
+    body = BODY | {"max_tokens": 40, "ignore_eos": True}
+    lines = [
+        {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": body | {"prompt": f"{i}: the"}}
+        for i in range(60)
+    ]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    with openai.OpenAI(base_url=f"{ROOT}/v1", api_key="none") as client:
+        file = client.files.create(file=("in.jsonl", data), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+
+        def counts() -> Any:
+            return client.batches.retrieve(batch.id).request_counts
+
+        wait_until(lambda: counts().completed > 4, "some are answered", 60)
+        deploy(limits={"prompts": 64})  # the HTTP side is replaced
+        done = counts().completed
+        assert 4 < done < 60
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch ends", 120)
+        ended = client.batches.retrieve(batch.id)
+        assert counts().completed == 60 and ended.output_file_id is not None
+        records = [json.loads(line) for line in client.files.content(ended.output_file_id).text.splitlines()]
+    assert sorted(record["custom_id"] for record in records) == sorted(line["custom_id"] for line in lines)
+    assert {record["response"]["body"]["usage"]["completion_tokens"] for record in records} == {40}
 
 
 def test_replica_lost_under_load(endpoint: Endpoint) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from deployments.batch.answers import Reply, Result, answer
+from deployments.batch.engine import EngineLostError
 from deployments.batch.requests import Item
 from deployments.calls import Call
 from deployments.errors import ApiError
@@ -18,7 +19,7 @@ from deployments.errors import ApiError
 
 @dataclass(frozen=True)
 class FakeSpec:
-    """``delay_s``: of each answer; ``load_s``: until it can answer; ``log``: a file that gets a line for each answer."""
+    """``delay_s``: of an answer; ``load_s``: until it can answer; ``log``: a file that gets a line for each answer."""
 
     delay_s: float = 0.0
     in_flight: int = 8
@@ -27,7 +28,10 @@ class FakeSpec:
 
 
 class FakeAnswerer:
-    """Says every prompt backwards. "die": the process ends; "dead": the engine has stopped; "refuse": a 400."""
+    """Says every prompt backwards.
+
+    "die": the process ends; "dead": the engine is lost; "bug": an error of ours; "refuse": a 400.
+    """
 
     def __init__(self, spec: FakeSpec) -> None:
         self._spec = spec
@@ -48,7 +52,9 @@ class FakeAnswerer:
         if prompt == "die":
             os._exit(1)
         if prompt == "dead":
-            raise RuntimeError("the engine has stopped")
+            raise EngineLostError("the engine has stopped")
+        if prompt == "bug":
+            raise RuntimeError("an error of ours")
         if prompt == "refuse":
             raise ApiError(400, "too long", code="context_length_exceeded")
         if self._spec.log is not None:
