@@ -76,8 +76,8 @@ class Run:
     def execute(self) -> None:
         """Return when every request has its record, or when stopped.
 
-        A chunk whose workers die under it time and again is tried again in smaller ones, down to single requests, one
-        at a time: one that then still takes its worker along gets an error record.
+        A chunk whose workers die under it twice is tried again in smaller ones, down to single requests, at last one at
+        a time: one that then still takes its worker along gets an error record.
 
         Raises:
             DeploymentError: the cluster or an input fails; what is done is in the journal.
@@ -94,8 +94,7 @@ class Run:
                 if alone:
                     self._give_up()
                     break
-                size = max(1, size // _SHRINK)
-                alone = size == 1
+                size, alone = max(1, size // _SHRINK), size == 1
         finally:
             self._note_spent()
             self._journal.flush()
