@@ -196,30 +196,31 @@ def test_metrics_tell_of_requests_drafts_and_store(endpoint: Endpoint) -> None:
     assert {"ray_racer_cache_use", "ray_racer_open_requests", "ray_racer_store_breaker"} <= set(found)
 
 
-def test_batch_goes_on_behind_a_new_http_side(endpoint: Endpoint) -> None:
-    body = BODY | {"max_tokens": 40, "ignore_eos": True}
-    lines = [
-        {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": body | {"prompt": f"{i}: the"}}
-        for i in range(60)
-    ]
+def test_batch_goes_on_when_the_http_side_is_killed(endpoint: Endpoint) -> None:
+    body = BODY | {"max_tokens": 100, "ignore_eos": True}
+    ids = [f"r{i}" for i in range(60)]
+    target = {"method": "POST", "url": "/v1/completions"}
+    lines = [target | {"custom_id": name, "body": body | {"prompt": f"{name}: the"}} for name in ids]
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    with openai.OpenAI(base_url=f"{ROOT}/v1", api_key="none") as client:
+    with openai.OpenAI(base_url=f"{ROOT}/v1", api_key="none", max_retries=20) as client:
         file = client.files.create(file=("in.jsonl", data), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
 
-        def counts() -> Any:
-            return client.batches.retrieve(batch.id).request_counts
+        def completed() -> int:
+            counts = client.batches.retrieve(batch.id).request_counts
+            return 0 if counts is None else counts.completed
 
-        wait_until(lambda: counts().completed > 4, "some are answered", 60)
-        deploy(limits={"prompts": 64})  # the HTTP side is replaced
-        done = counts().completed
-        assert 4 < done < 60
+        wait_until(lambda: completed() > 4, "some are answered", 60)
+        (pid,) = replica_pids("ingress")
+        os.kill(pid, signal.SIGKILL)
+        assert completed() < 60
         wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch ends", 120)
-        ended = client.batches.retrieve(batch.id)
-        assert counts().completed == 60 and ended.output_file_id is not None
-        records = [json.loads(line) for line in client.files.content(ended.output_file_id).text.splitlines()]
-    assert sorted(record["custom_id"] for record in records) == sorted(line["custom_id"] for line in lines)
-    assert {record["response"]["body"]["usage"]["completion_tokens"] for record in records} == {40}
+        assert completed() == 60 and replica_pids("ingress") != [pid]
+        output = client.batches.retrieve(batch.id).output_file_id
+        assert output is not None
+        records = [json.loads(line) for line in client.files.content(output).text.splitlines()]
+    assert sorted(record["custom_id"] for record in records) == sorted(ids)
+    assert {record["response"]["body"]["usage"]["completion_tokens"] for record in records} == {100}
 
 
 def test_replica_lost_under_load(endpoint: Endpoint) -> None:
@@ -338,14 +339,14 @@ def test_scales_with_load_from_zero_and_back(endpoint: Endpoint) -> None:
     wait_until(lambda: endpoint.running() == 0, "idle, none runs", 90)
 
 
-def replica_pids() -> list[int]:
-    """Processes of the model's replicas."""
+def replica_pids(deployment: str = "model-demo") -> list[int]:
+    """Processes of a deployment's replicas."""
     import ray
     from ray.serve._private.constants import SERVE_NAMESPACE
 
     found = []
     for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == SERVE_NAMESPACE and "model-demo" in actor["name"]:
+        if actor["namespace"] == SERVE_NAMESPACE and deployment in actor["name"]:
             handle = ray.get_actor(actor["name"], namespace=SERVE_NAMESPACE)
             found.append(int(ray.get(handle.__ray_call__.remote(lambda _: os.getpid()))))
     return found
