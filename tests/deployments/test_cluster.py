@@ -197,8 +197,8 @@ def test_metrics_tell_of_requests_drafts_and_store(endpoint: Endpoint) -> None:
 
 
 def test_batch_goes_on_when_the_http_side_is_killed(endpoint: Endpoint) -> None:
-    body = BODY | {"max_tokens": 100, "ignore_eos": True}
-    ids = [f"r{i}" for i in range(60)]
+    body = BODY | {"max_tokens": 60, "ignore_eos": True}
+    ids = [f"r{i}" for i in range(40)]
     target = {"method": "POST", "url": "/v1/completions"}
     lines = [target | {"custom_id": name, "body": body | {"prompt": f"{name}: the"}} for name in ids]
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()
@@ -213,14 +213,14 @@ def test_batch_goes_on_when_the_http_side_is_killed(endpoint: Endpoint) -> None:
         wait_until(lambda: completed() > 4, "some are answered", 60)
         (pid,) = replica_pids("ingress")
         os.kill(pid, signal.SIGKILL)
-        assert completed() < 60
+        assert completed() < 40
         wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch ends", 120)
-        assert completed() == 60 and replica_pids("ingress") != [pid]
+        assert completed() == 40 and replica_pids("ingress") != [pid]
         output = client.batches.retrieve(batch.id).output_file_id
         assert output is not None
         records = [json.loads(line) for line in client.files.content(output).text.splitlines()]
     assert sorted(record["custom_id"] for record in records) == sorted(ids)
-    assert {record["response"]["body"]["usage"]["completion_tokens"] for record in records} == {100}
+    assert {record["response"]["body"]["usage"]["completion_tokens"] for record in records} == {60}
 
 
 def test_replica_lost_under_load(endpoint: Endpoint) -> None:
