@@ -12,7 +12,8 @@ from fastapi import FastAPI, Form, Header, Query, Response, UploadFile
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from starlette.responses import FileResponse
 
-from deployments.batch.runner import BatchRunner, new_batch
+from deployments.batch.batch_run import new_batch
+from deployments.batch.runner import BatchRunner
 from deployments.batch.shelf import ENDED, Json, Shelf, new_id, public
 from deployments.config import AppConfig
 from deployments.errors import ApiError
