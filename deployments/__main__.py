@@ -1,4 +1,4 @@
-"""``python -m deployments``: serve, size."""
+"""``python -m deployments``: serve, batch, size."""
 
 import signal
 import sys

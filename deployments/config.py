@@ -113,6 +113,20 @@ class Limits(_Section):
     first_token_timeout_s: float = Field(300.0, gt=0.0, description="time until the first token; else 504")
 
 
+class BatchConfig(_Section):
+    """Batches of the endpoint: ``/v1/files`` and ``/v1/batches``."""
+
+    folder: str | None = Field(
+        None, description="where files and batches are kept, seen by all replicas of the HTTP side; None: no batches"
+    )
+    file_bytes: int = Field(200 << 20, ge=1024, description="size of an uploaded file")
+    max_requests: int = Field(50_000, ge=1, description="requests in one batch")
+    max_in_flight: int = Field(
+        32, ge=1, description="requests of all batches that each replica of the HTTP side has under way"
+    )
+    window_s: float = Field(86_400.0, gt=0.0, description="what completion_window 24h means; then a batch expires")
+
+
 class KeyConfig(_Section):
     """What an API key allows. The key itself is never kept, only compared."""
 
@@ -129,6 +143,7 @@ class AppConfig(_Section):
     models: Annotated[list[ModelConfig], Field(min_length=1)] = Field(default_factory=lambda: [ModelConfig()])
     store: StoreConfig = Field(default_factory=StoreConfig)
     limits: Limits = Field(default_factory=Limits)
+    batches: BatchConfig = Field(default_factory=BatchConfig)
     keys_file: str | None = Field(None, description="YAML or JSON list of API keys, read by the ingress")
     keys_env: str = Field("RACER_API_KEYS", description="environment variable with the same list, or with KEY,KEY")
     ingress_replicas: int = Field(1, ge=1, description="replicas of the HTTP side")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Annotated, Any, Protocol
 
 from fastapi import FastAPI, Header, Request
@@ -25,6 +25,9 @@ from deployments.responses import event
 from deployments.schema import ApiRequest, ChatRequest, CompletionRequest
 
 REQUEST_ID = "x-request-id"
+FILES_PATH = "/v1/files"
+FORM_BYTES = 64 << 10
+"""What a form may have beside the file in it."""
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
 _TYPE_NAMES = {"str", "int", "float", "bool", "list", "dict"}
 
@@ -135,7 +138,8 @@ def make_api(
         status: {"model": ErrorBody} for status in (400, 401, 403, 404, 413, 429, 500, 502, 503, 504)
     }
     _add_error_handlers(api)
-    api.add_middleware(RequestContext, most_bytes=config.limits.body_bytes, tells_id=not behind_proxy)
+    uploads = {FILES_PATH: config.batches.file_bytes + FORM_BYTES}
+    api.add_middleware(RequestContext, most_bytes=config.limits.body_bytes, uploads=uploads, tells_id=not behind_proxy)
 
     def caller(authorization: str | None) -> KeyConfig | None:
         return keys.identify(authorization)
@@ -224,6 +228,10 @@ def make_api(
         """Metrics of all replicas, for Prometheus."""
         return PlainTextResponse(await backend().metrics(), media_type="text/plain; version=0.0.4")
 
+    if config.batches.folder is not None:
+        from deployments.batch.routes import add_batch_routes
+
+        add_batch_routes(api, config, keys, backend, errors)
     return api
 
 
@@ -245,10 +253,13 @@ async def _first_piece(pieces: AsyncGenerator[Piece], request: Request) -> Piece
 
 
 class RequestContext:
-    """Middleware: each request gets an id, its own if it brings a usable one, and may have so many bytes of body."""
+    """Middleware: each request gets an id, its own if it brings a usable one, and may have so many bytes of body.
 
-    def __init__(self, app: ASGIApp, most_bytes: int, *, tells_id: bool) -> None:
-        self._app, self._most_bytes, self._tells_id = app, most_bytes, tells_id
+    ``uploads``: paths whose bodies may have another size.
+    """
+
+    def __init__(self, app: ASGIApp, most_bytes: int, uploads: Mapping[str, int], *, tells_id: bool) -> None:
+        self._app, self._most_bytes, self._uploads, self._tells_id = app, most_bytes, uploads, tells_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
@@ -258,14 +269,14 @@ class RequestContext:
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE_ID.fullmatch(given) else secrets.token_hex(12)
         scope.setdefault("state", {})["request_id"] = request_id
-        taken = 0
+        taken, most_bytes = 0, self._uploads.get(scope["path"], self._most_bytes)
 
         async def counted() -> Message:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
-            if taken > self._most_bytes:
-                raise HTTPException(413, f"the body has more than {self._most_bytes} bytes; send less")
+            if taken > most_bytes:
+                raise HTTPException(413, f"the body has more than {most_bytes} bytes; send less")
             return message
 
         async def named(message: Message) -> None:

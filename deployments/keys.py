@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import os
@@ -87,6 +88,19 @@ class KeyRing:
             raise ApiError(401, f"{said}; send it as 'Authorization: Bearer KEY'", code="invalid_api_key")
         return found
 
+    def of_owner(self, owner: str) -> KeyConfig | None:
+        """The key whose name :func:`owner_of` gives; None where no keys are configured.
+
+        Raises:
+            ApiError: 401, there is no such key any more.
+        """
+        for key in self._keys:
+            if owner_of(key) == owner:
+                return key
+        if self._keys or owner:
+            raise ApiError(401, "the API key that this belongs to is not known any more", code="invalid_api_key")
+        return None
+
     def check_model(self, key: KeyConfig | None, model: str) -> bool:
         """Whether the key may see this model."""
         return key is None or key.models is None or model in key.models
@@ -112,3 +126,8 @@ class KeyRing:
         """The request has ended."""
         if key is not None:
             self._open[id(key)] -= 1
+
+
+def owner_of(key: KeyConfig | None) -> str:
+    """A name for what belongs to a key, from which nobody can tell the key; empty where there are no keys."""
+    return "" if key is None else hashlib.sha256(key.key.encode()).hexdigest()[:32]

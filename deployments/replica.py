@@ -15,6 +15,7 @@ from deployments.answering import Answerer, Record
 from deployments.calls import Call, Piece
 from deployments.config import AppConfig, ModelConfig
 from deployments.errors import ApiError, ConfigError
+from deployments.loading import load_engine
 from deployments.logs import LOGGER, log_request
 from deployments.metrics import ReplicaMetrics
 from deployments.signals import Signals, signals_of
@@ -35,22 +36,8 @@ class EngineReplica:
     def __init__(self, app: dict[str, Any], name: str) -> None:
         self._app = AppConfig.model_validate(app)
         self._config = next(model for model in self._app.models if model.name == name)
-        import torch
-
-        from racer.async_engine import AsyncEngine
-        from racer.config import Drafts
-        from racer.engine import Engine
-
-        torch.set_num_threads(self._config.replica_threads)
         started = time.monotonic()
-
-        def make() -> Engine:
-            made = Engine(self._config.engine_config())
-            if made.config.drafts is not Drafts.OFF:
-                made.drafter.warm_up()
-            return made
-
-        self.engine = AsyncEngine(make)
+        self.engine = load_engine(self._config)
         engine = self.engine.engine
         self._tenants = Tenants(self._app.store, engine.tokenizer)
         self._answerer = Answerer(self.engine, self._app.limits.prompts, self._app.limits.choices)

@@ -1,7 +1,8 @@
-"""The command line: ``python -m deployments serve`` and ``size``.
+"""The command line: ``python -m deployments serve | batch | size``.
 
-Exit codes: 0 all well, an endpoint that was told to stop included; 1 what was started did not come up; 2 a mistake of
-the user's, told in one sentence on stderr; 130 interrupted before the endpoint was ready.
+Exit codes: 0 all well, an endpoint that was told to stop included; 1 what was started did not come up, or failed; 2 a
+mistake of the user's, told in one sentence on stderr; 130 interrupted before the endpoint was ready or the
+batch done.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from deployments.errors import ConfigError, DeploymentError
 from racer.commands import OneSentenceParser
 
 INTERRUPTED = 130
-COMMANDS = ("serve", "size")
+COMMANDS = ("serve", "batch", "size")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -45,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(f"error: {error}", 2)
     except DeploymentError as error:
         return _say(f"error: {error}", 1)
-    except KeyboardInterrupt:
-        return _say("interrupted", INTERRUPTED)
+    except KeyboardInterrupt as stop:
+        return _say(str(stop) or "interrupted", INTERRUPTED)
 
 
 def _say(sentence: str, code: int) -> int:

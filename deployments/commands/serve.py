@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from deployments.config import AppConfig, parse_config
 from deployments.errors import ConfigError, DeploymentError
 from deployments.files import CONFIGS, read_args
+from racer.paths import cache_path
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeStatus
@@ -29,7 +30,7 @@ DESCRIPTION = (
 
 APP = "racer"
 EMBEDDED = "embedded:"
-_STORE_URL = "RACER_STORE_URL"
+STORE_URL = "RACER_STORE_URL"
 _POLL_S = 0.5
 _BYTES_A_REPLICA = 3 << 30
 _CORES_A_REPLICA = 2
@@ -67,7 +68,7 @@ def execute(args: argparse.Namespace) -> int:
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     with ExitStack() as stack:
-        config = _with_embedded_store(config, stack)
+        config = with_embedded_store(config, stack)
         ready, stopped = threading.Event(), threading.Event()
         _start(config, args, stack, ready)
         _wait_until_ready(args)
@@ -85,6 +86,7 @@ def _config(path: Path | None) -> AppConfig:
     if path is not None:
         return parse_config(read_args(path), str(path))
     values = read_args(CONFIGS / "demo.yaml")
+    values["batches"] = {"folder": str(cache_path() / "batches")}
     replicas, threads = fitting(os.cpu_count() or 1, _memory_bytes())
     model = values["models"][0]
     model |= {
@@ -117,8 +119,11 @@ def _check_port(host: str, port: int) -> None:
         ) from None
 
 
-def _with_embedded_store(config: AppConfig, stack: ExitStack) -> AppConfig:
-    """One server for all replicas in the place of ``embedded:``. Its password travels in the environment."""
+def with_embedded_store(config: AppConfig, stack: ExitStack) -> AppConfig:
+    """One server for all replicas in the place of ``embedded:``, until the stack closes.
+
+    Its password travels in the environment.
+    """
     if config.store.url != EMBEDDED:
         return config
     from datastore.embedded import EmbeddedServer
@@ -128,27 +133,37 @@ def _with_embedded_store(config: AppConfig, stack: ExitStack) -> AppConfig:
         server = stack.enter_context(EmbeddedServer())
     except UserError as error:
         raise ConfigError(f"store.url embedded: {error}") from error
-    os.environ[_STORE_URL] = server.url
-    return config.model_copy(update={"store": config.store.model_copy(update={"url": f"${_STORE_URL}"})})
+    os.environ[STORE_URL] = server.url
+    return config.model_copy(update={"store": config.store.model_copy(update={"url": f"${STORE_URL}"})})
+
+
+def start_ray(address: str | None, stack: ExitStack, **options: Any) -> None:
+    """Join the cluster at ``address``, or start one with ``options``, until the stack closes.
+
+    Raises:
+        DeploymentError: that fails.
+    """
+    import ray
+
+    print("starting Ray", file=sys.stderr, flush=True)
+    try:
+        if address:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        else:
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", **options)
+        stack.callback(ray.shutdown)
+    except Exception as error:
+        raise DeploymentError(f"Ray does not start ({str(error).strip().splitlines()[0]})") from error
 
 
 def _start(config: AppConfig, args: argparse.Namespace, stack: ExitStack, ready: threading.Event) -> None:
-    import ray
     from ray import serve
 
     from deployments.app import build_app
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     app = build_app(config.model_dump(mode="json"))
-    print("starting Ray", file=sys.stderr, flush=True)
-    try:
-        if args.address:
-            ray.init(address=args.address, log_to_driver=False, logging_level="ERROR")
-        else:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        stack.callback(ray.shutdown)
-    except Exception as error:
-        raise DeploymentError(f"Ray does not start ({str(error).strip().splitlines()[0]})") from error
+    start_ray(args.address, stack)
     names = ", ".join(model.name for model in config.models)
     print(f"loading {names} (half a minute; some minutes at the first start)", file=sys.stderr, flush=True)
     serve.start(http_options={"host": args.host, "port": args.port})

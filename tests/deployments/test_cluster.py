@@ -57,17 +57,19 @@ def deploy(**changes: Any) -> None:
     } | changes.pop("model", {})
     args = {"models": [model], "store": {"url": "$TEST_STORE_URL"}, "metrics_by_namespace": True} | changes
     args["ingress_resources"] = {"stays": 0.1}
+    args["batches"] = {"folder": os.environ["TEST_BATCHES"], "max_in_flight": 4}
     serve.run_many([serve.RunTarget(build_app(args), "racer", "/")])
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Endpoint]:
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """Three nodes of which two have a (logical) GPU each, and a replica on each of the two."""
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
 
     with EmbeddedServer() as store, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEST_BATCHES", str(tmp_path_factory.mktemp("batches")))
         for name, value in (RAY_ENVIRONMENT | {"TEST_STORE_URL": store.url, "RACER_API_KEYS": ""}).items():
             patch.setenv(name, value)
         cluster = Cluster(
@@ -194,6 +196,33 @@ def test_metrics_tell_of_requests_drafts_and_store(endpoint: Endpoint) -> None:
     assert {"ray_racer_cache_use", "ray_racer_open_requests", "ray_racer_store_breaker"} <= set(found)
 
 
+def test_batch_goes_on_when_the_http_side_is_killed(endpoint: Endpoint) -> None:
+    body = BODY | {"max_tokens": 60, "ignore_eos": True}
+    ids = [f"r{i}" for i in range(40)]
+    target = {"method": "POST", "url": "/v1/completions"}
+    lines = [target | {"custom_id": name, "body": body | {"prompt": f"{name}: the"}} for name in ids]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    with openai.OpenAI(base_url=f"{ROOT}/v1", api_key="none", max_retries=20) as client:
+        file = client.files.create(file=("in.jsonl", data), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+
+        def completed() -> int:
+            counts = client.batches.retrieve(batch.id).request_counts
+            return 0 if counts is None else counts.completed
+
+        wait_until(lambda: completed() > 4, "some are answered", 60)
+        (pid,) = replica_pids("ingress")
+        os.kill(pid, signal.SIGKILL)
+        assert completed() < 40
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch ends", 120)
+        assert completed() == 40 and replica_pids("ingress") != [pid]
+        output = client.batches.retrieve(batch.id).output_file_id
+        assert output is not None
+        records = [json.loads(line) for line in client.files.content(output).text.splitlines()]
+    assert sorted(record["custom_id"] for record in records) == sorted(ids)
+    assert {record["response"]["body"]["usage"]["completion_tokens"] for record in records} == {60}
+
+
 def test_replica_lost_under_load(endpoint: Endpoint) -> None:
     """One of two replicas is killed: its streams end with one error event, the others and new requests go on."""
     pids = replica_pids()
@@ -310,14 +339,14 @@ def test_scales_with_load_from_zero_and_back(endpoint: Endpoint) -> None:
     wait_until(lambda: endpoint.running() == 0, "idle, none runs", 90)
 
 
-def replica_pids() -> list[int]:
-    """Processes of the model's replicas."""
+def replica_pids(deployment: str = "model-demo") -> list[int]:
+    """Processes of a deployment's replicas."""
     import ray
     from ray.serve._private.constants import SERVE_NAMESPACE
 
     found = []
     for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == SERVE_NAMESPACE and "model-demo" in actor["name"]:
+        if actor["namespace"] == SERVE_NAMESPACE and deployment in actor["name"]:
             handle = ray.get_actor(actor["name"], namespace=SERVE_NAMESPACE)
             found.append(int(ray.get(handle.__ray_call__.remote(lambda _: os.getpid()))))
     return found

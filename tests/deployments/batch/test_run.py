@@ -1,0 +1,149 @@
+"""Runs on a real Ray cluster of several nodes whose workers, nodes and drivers are killed: each line has one record."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.batch.journal import Journal
+from deployments.batch.outputs import Outputs
+from deployments.batch.plan import Plan
+from deployments.batch.run import Pool, Run
+from deployments.batch.worker import WorkerSettings
+from deployments.commands.serve import RAY_ENVIRONMENT
+from tests.deployments.batch.fake import FakeAnswerer, FakeSpec
+from tests.deployments.batch.helpers import batch_line, journal_of, plan_of, records, text_of, write_lines
+from tests.deployments.local import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head, and two nodes with a place for a worker each."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in RAY_ENVIRONMENT.items():
+            patch.setenv(name, value)
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        try:
+            for _ in range(2):
+                made.add_node(num_cpus=1, resources={"place": 1})
+            ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+def start(plan: Plan, journal: Journal, spec: FakeSpec, workers: int = 2, lines: int = 8) -> Run:
+    settings = WorkerSettings(plan.files, FakeAnswerer, spec)
+    pool = Pool(workers, workers, num_cpus=0.1, resources={"place": 1}, in_flight=spec.in_flight)
+    return Run(plan, journal, pool, settings, lines)
+
+
+def finished(output: Path, journal: Journal) -> list[dict[str, Any]]:
+    """All records, once the run is over."""
+    outputs = Outputs(str(output))
+    outputs.finish(journal, {}, ordered=True)
+    return records(output) + records(output.with_suffix(".errors.jsonl"))
+
+
+def once_each(found: list[dict[str, Any]], ids: list[str]) -> bool:
+    return Counter(record["custom_id"] for record in found) == Counter(ids)
+
+
+def test_each_line_has_one_record(cluster: Any, tmp_path: Path) -> None:  # faults 33 and 34
+    lines: list[Any] = [batch_line(f"r{i}", f"prompt {i}") for i in range(1000)]
+    lines[500:500] = [
+        batch_line("long", "refuse"),
+        [1, 2],
+        batch_line("r7", "again"),
+        batch_line("bad", "x") | {"url": "/v2"},
+    ]
+    plan = plan_of(write_lines(tmp_path / "in.jsonl", lines), lines=64)
+    journal = journal_of(tmp_path / "out.jsonl", plan)
+    start(plan, journal, FakeSpec(), lines=64).execute()
+    outputs = Outputs(str(tmp_path / "out.jsonl"))
+    outputs.finish(journal, {}, ordered=True)
+    answered, failed = records(tmp_path / "out.jsonl"), records(tmp_path / "out.errors.jsonl")
+    assert [record["custom_id"] for record in answered] == [f"r{i}" for i in range(1000)]
+    assert all(text_of(record) == f"prompt {i}"[::-1] for i, record in enumerate(answered))
+    assert [(record["custom_id"], (record["error"] or {}).get("code")) for record in failed] == [
+        ("long", None),
+        (None, "invalid_json_line"),
+        ("r7", "duplicate_custom_id"),
+        ("bad", "invalid_url"),
+    ]
+    assert failed[0]["response"]["status_code"] == 400
+    assert journal.totals.mat == 2.25 and journal.totals.tally.completion_tokens == 10_000
+    assert not outputs.parts.exists()
+
+
+def test_poison_takes_only_itself_along(cluster: Any, tmp_path: Path) -> None:
+    poison = {20: "die", 40: "dead", 60: "bug"}
+    prompts = {f"r{i}": poison.get(i, f"prompt {i}") for i in range(64)}
+    plan = plan_of(write_lines(tmp_path / "in.jsonl", [batch_line(*one) for one in prompts.items()]), lines=16)
+    journal = journal_of(tmp_path / "out.jsonl", plan)
+    start(plan, journal, FakeSpec(), lines=16).execute()
+    found = finished(tmp_path / "out.jsonl", journal)
+    assert once_each(found, list(prompts))
+    lost = {record["custom_id"]: record["error"]["code"] for record in found if record["error"]}
+    assert lost == {"r20": "worker_lost", "r40": "worker_lost", "r60": "internal_error"}
+
+
+def test_worker_and_node_lost_in_the_middle(cluster: Any, tmp_path: Path) -> None:
+    ids = [f"r{i}" for i in range(300)]
+    log = tmp_path / "log"
+    plan = plan_of(write_lines(tmp_path / "in.jsonl", [batch_line(name, name) for name in ids]))
+    journal = journal_of(tmp_path / "out.jsonl", plan)
+    run = start(plan, journal, FakeSpec(delay_s=0.3, log=str(log)))
+    thread = threading.Thread(target=run.execute)
+    thread.start()
+
+    def workers() -> set[str]:
+        return {line.split()[0] for line in lines_of(log)}
+
+    wait_until(lambda: len(workers()) == 2 and len(lines_of(log)) > 40, "both work", 60)
+    os.kill(int(lines_of(log)[-1].split()[0]), signal.SIGKILL)
+    wait_until(lambda: len(workers()) == 3, "there is a new one", 60)
+    cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+    cluster.add_node(num_cpus=1, resources={"place": 1})
+    thread.join(120)
+    assert not thread.is_alive()
+    found = finished(tmp_path / "out.jsonl", journal)
+    assert once_each(found, ids) and not any(record["error"] for record in found)
+
+
+def test_stop_finishes_what_is_under_way(cluster: Any, tmp_path: Path) -> None:
+    ids = [f"r{i}" for i in range(400)]
+    log = tmp_path / "log"
+    plan = plan_of(write_lines(tmp_path / "in.jsonl", [batch_line(name, name) for name in ids]))
+    journal = journal_of(tmp_path / "out.jsonl", plan)
+    run = start(plan, journal, FakeSpec(delay_s=0.4, log=str(log)))
+    thread = threading.Thread(target=run.execute)
+    thread.start()
+    wait_until(lambda: len(lines_of(log)) > 20, "some are answered", 60)
+    run.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    answered = len(lines_of(log))
+    assert 20 < answered < 400
+    resumed = journal_of(tmp_path / "out.jsonl", plan)
+    assert int(resumed.done.sum()) == answered  # nothing that was answered is lost
+    start(plan, resumed, FakeSpec(log=str(log))).execute()
+    assert len(lines_of(log)) == 400  # and nothing is answered twice
+    assert once_each(finished(tmp_path / "out.jsonl", resumed), ids)
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
