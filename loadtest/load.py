@@ -248,6 +248,7 @@ def _page(environment: Environment, port: int | None) -> Iterator[None]:
     if port is None:
         yield
         return
+    del sys.argv[1:]  # the page reads them as locust's own options
     page = environment.create_web_ui("127.0.0.1", port)
     print(f"locust's page: http://127.0.0.1:{port}", file=sys.stderr, flush=True)
     try:

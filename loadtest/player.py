@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import gevent
 from geventhttpclient import HTTPClient
+from geventhttpclient.response import HTTPConnectionClosed, HTTPParseError
 
 from loadtest.errors import ServerError
 from loadtest.sample import Sample
@@ -131,7 +132,9 @@ class Player:
             sample.error = f"no whole answer within {self.settings.timeout_s:g} s"
         except OSError as error:
             sample.error = f"{type(error).__name__}: {error.strerror or error}"
-        except Exception as error:
+        except (HTTPConnectionClosed, HTTPParseError):
+            sample.error = "the connection was closed in the middle of the answer"
+        except Exception as error:  # whatever a server may send: a request fails, never the run
             sample.error = f"{type(error).__name__}: {error}"
         if sample not in self.open:  # abandoned meanwhile
             return None

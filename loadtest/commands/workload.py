@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,6 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _write(path: Path, found: list[Conversation]) -> None:
-    """Conversations whose turns are one user message each keep them; others are written as their first request."""
     try:
         with path.open("w", encoding="utf-8") as file:
             for one in found:
@@ -68,12 +66,10 @@ def _write(path: Path, found: list[Conversation]) -> None:
 
 def _line(one: Conversation) -> dict[str, Any]:
     line: dict[str, Any] = {"id": one.name, **one.fields}
-    caps = [turn.max_tokens for turn in one.turns if turn.max_tokens is not None]
-    if caps:
-        line["max_tokens"] = max(caps)
+    if one.at_s is not None:
+        line["at_s"] = one.at_s
     if one.prompt is not None:
-        return line | {"prompt": one.prompt}
-    messages = list(itertools.chain(*(turn.messages for turn in one.turns)))
-    if len(messages) == len(one.turns) and all(message["role"] == "user" for message in messages):
-        return line | {"turns": [message["content"] for message in messages]}
-    return line | {"messages": list(one.turns[0].messages)}
+        cap = one.turns[0].max_tokens
+        return line | {"prompt": one.prompt} | ({} if cap is None else {"max_tokens": cap})
+    turns = [{"messages": list(turn.messages), "max_tokens": turn.max_tokens} for turn in one.turns]
+    return line | {"turns": turns}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.errors import UserError
-from loadtest.workloads.base import Conversation, Turn, user
+from loadtest.workloads.base import Conversation, Message, Turn, user
 
 _KNOWN = {"prompt", "messages", "turns", "at_s", "id", "question_id", "category", "reference", "suite", "model", "stream"}
 
@@ -15,8 +15,9 @@ _KNOWN = {"prompt", "messages", "turns", "at_s", "id", "question_id", "category"
 class FromFile:
     """One line, one conversation; after the last line the first comes again.
 
-    A line has ``messages`` (a chat), ``turns`` (the user's part of a conversation) or ``prompt`` (a plain text), perhaps
-    ``at_s`` (seconds since the log began), and any field of a request's body (``max_tokens``, ``temperature``, …).
+    A line has ``messages`` (a chat), ``turns`` (the user's part of a conversation: texts, or objects with ``messages``
+    and ``max_tokens``) or ``prompt`` (a plain text), perhaps ``at_s`` (seconds since the log began), and any field of a
+    request's body (``max_tokens``, ``temperature``, …).
     ``model`` and ``stream`` are the run's to decide; ``id``, ``question_id``, ``category``, ``reference`` and ``suite``
     are not sent.
 
@@ -86,9 +87,19 @@ def _turns(line: dict[str, Any], form: str, cap: int | None, where: str) -> tupl
     if not isinstance(value, list) or not value:
         raise UserError(f"{where}: {form} must be a list that is not empty")
     if form == "messages":
-        if not all(isinstance(message, dict) for message in value):
-            raise UserError(f"{where}: messages must be objects with role and content")
-        return (Turn(tuple(value), cap),), None
-    if not all(isinstance(text, str) for text in value):
-        raise UserError(f"{where}: turns must be texts")
-    return tuple(Turn((user(text),), cap) for text in value), None
+        return (Turn(_messages(value, where), cap),), None
+    return tuple(_turn(one, cap, where) for one in value), None
+
+
+def _turn(value: Any, cap: int | None, where: str) -> Turn:
+    if isinstance(value, str):
+        return Turn((user(value),), cap)
+    if isinstance(value, dict) and set(value) <= {"messages", "max_tokens"} and isinstance(value.get("messages"), list):
+        return Turn(_messages(value["messages"], where), value.get("max_tokens", cap))
+    raise UserError(f"{where}: turns must be texts, or objects with messages and max_tokens")
+
+
+def _messages(value: list[Any], where: str) -> tuple[Message, ...]:
+    if not all(isinstance(message, dict) and "role" in message for message in value):
+        raise UserError(f"{where}: messages must be objects with role and content")
+    return tuple(value)
