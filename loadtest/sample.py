@@ -52,6 +52,11 @@ class Sample:
         return (self.chunks[-1][0] - self.first_s) * 1e3 / (self.completion_tokens - 1)
 
     @property
+    def latency_per_token_ms(self) -> float | None:
+        """The whole answer's time divided by its tokens: waiting and prompt are in it."""
+        return self.end_s * 1e3 / self.completion_tokens if self.completion_tokens else None
+
+    @property
     def gaps_ms(self) -> list[float]:
         """What a reader waits for each further piece of the answer. A piece holds all tokens that one step decided."""
         times = [time for time, _ in self.chunks]

@@ -42,6 +42,7 @@ def summarise(
         "offered_per_s": round(len(counted) / window_s, 4),
         "ttft_ms": spread(sample.ttft_ms for sample in whole),
         "time_per_token_ms": spread(sample.time_per_token_ms for sample in whole),
+        "latency_per_token_ms": spread(sample.latency_per_token_ms for sample in whole),
         "gap_ms": spread(gap for sample in whole for gap in sample.gaps_ms),
         "request_s": spread((sample.end_s for sample in whole), digits=4),
         "prompt_tokens": spread(sample.prompt_tokens for sample in whole),
