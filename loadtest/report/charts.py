@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-_WIDTH, _HEIGHT = 460, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 30, 42
+_WIDTH, _HEIGHT = 460, 310
+_LEFT, _RIGHT, _BOTTOM = 58, 12, 42
 _COLOURS = 8
+_MOST_PLACES = 8
 STYLE = """svg{font:12px system-ui,sans-serif}svg text{fill:var(--ink,#1f2328)}svg .faint{fill:var(--faint,#59636e)}
 svg .grid{stroke:var(--line,#d8dee4);stroke-width:1}svg .band{opacity:.18;stroke:none}svg .mark{stroke:none}
 svg .title{font-weight:600;font-size:13px}svg path.line{fill:none;stroke-width:2}
@@ -97,15 +98,32 @@ def line_chart(
     points = [point for one in series for point in one.points]
     if not points:
         return ""
+    legend, top = _legend([one for one in series if one.points])
     x = _Scale([p.x for p in points], _LEFT, _WIDTH - _RIGHT, zero=False, log=log_x)
+    places = sorted({p.x for p in points})
+    if log_x and len(places) <= _MOST_PLACES:
+        x.ticks = places
     heights = [v for p in points for v in (p.y, p.low, p.high) if v is not None]
-    y = _Scale(heights, _HEIGHT - _BOTTOM, _TOP, zero=zero)
-    parts = [*_axes(x, y, x_title, y_title)]
+    y = _Scale(heights, _HEIGHT - _BOTTOM, top, zero=zero)
+    parts = [*legend, *_axes(x, y, x_title, y_title)]
     for one in series:
         parts += _band(one, x, y)
     for one in series:
         parts += _line(one, x, y)
     return _svg(title, _HEIGHT, parts)
+
+
+def _legend(series: Sequence[Series]) -> tuple[list[str], float]:
+    """Names beside their colours, in as many lines as they take, and where the chart begins below them."""
+    parts, x, y = [], 8.0, 38.0
+    for one in series:
+        width = 30 + 6.6 * len(one.name)
+        if x > 8.0 and x + width > _WIDTH:
+            x, y = 8.0, y + 16
+        parts.append(f'<rect class="c{one.colour % _COLOURS} fill" x="{x:.0f}" y="{y - 9}" width="10" height="10" rx="2"/>')
+        parts.append(f'<text x="{x + 15:.0f}" y="{y}">{escape(one.name)}</text>')
+        x += width
+    return parts, y + 14
 
 
 def _axes(x: _Scale, y: _Scale, x_title: str, y_title: str) -> list[str]:
@@ -117,9 +135,9 @@ def _axes(x: _Scale, y: _Scale, x_title: str, y_title: str) -> list[str]:
         parts.append(f'<text class="faint" x="{x(tick)}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{_number(tick)}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(x_title)}</text>')
+    height = (y(y.ticks[0]) + y(y.ticks[-1])) / 2
     parts.append(
-        f'<text x="14" y="{(_TOP + _HEIGHT - _BOTTOM) / 2}" text-anchor="middle" '
-        f'transform="rotate(-90 14 {(_TOP + _HEIGHT - _BOTTOM) / 2})">{escape(y_title)}</text>'
+        f'<text x="14" y="{height}" text-anchor="middle" transform="rotate(-90 14 {height})">{escape(y_title)}</text>'
     )
     return parts
 
@@ -168,7 +186,8 @@ def bar_chart(title: str, groups: Sequence[tuple[str, Sequence[Point]]], colours
             )
             if point.low is not None and point.high is not None:
                 low, high = label + max(point.low, 0.0) * scale, label + point.high * scale
-                parts.append(f'<line class="grid" style="stroke:var(--ink,#59636e)" x1="{low:.1f}" x2="{high:.1f}" y1="{top + 9}" y2="{top + 9}"/>')
+                parts.append(f'<line class="faint" stroke="currentColor" x1="{low:.1f}" x2="{high:.1f}" y1="{top + 9}" y2="{top + 9}"/>')
+                length = max(length, high - label)
             parts.append(f'<text x="{label + length + 6:.1f}" y="{top + 13}">{_number(point.y)}{escape(unit)}</text>')
             top += bar
         top += 8

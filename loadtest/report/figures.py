@@ -159,8 +159,8 @@ def _over_time(record: Json) -> str:
     if users:
         most, highest = max(point.y for point in users), max(r["replicas"] for r in told)
         scaled = [Point(point.x, point.y * highest / most) for point in users]
-        series.append(Series("users, scaled", scaled, 0, stepped=True))
-    return line_chart(f"{record['variant']}: replicas (blue) and load (grey, scaled)", "s", "replicas", series)
+        series.append(Series(f"users (of {most:.0f}), scaled", scaled, 0, stepped=True))
+    return line_chart(f"{record['variant']}: replicas over time", "s", "replicas", series)
 
 
 def _users(record: Json) -> list[Point]:

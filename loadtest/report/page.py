@@ -20,8 +20,6 @@ font:16px/1.5 system-ui,sans-serif}h1{font-size:26px;margin:0 0 4px}h2{font-size
 .table{overflow-x:auto}table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
 th,td{padding:4px 10px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
 th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
-.legend span{display:inline-block;margin-right:16px}.legend i{display:inline-block;width:12px;height:12px;border-radius:3px;
-margin-right:6px;background:var(--c)}
 @media print{body{max-width:none;padding:0;font-size:11pt}.charts{grid-template-columns:1fr 1fr}svg,tr{break-inside:avoid}
 h2{break-after:avoid}.table{overflow:visible}table{font-size:8pt}th,td{padding:2px 5px}}"""
 
@@ -39,8 +37,6 @@ def write_report(records: Sequence[Json], folder: Path, title: str) -> Path:
         parts.append(_saturation(measured))
     for section, svgs in sections.items():
         parts.append(f"<h2>{escape(section)}</h2>")
-        if section in measured.workloads:
-            parts.append(_legend(measured.variants))
         parts.append(f'<div class="charts">{"".join(svgs)}</div>')
     if measured.others:
         parts.append(_others(measured.others))
@@ -59,11 +55,6 @@ def _about(measured: Measured, records: Sequence[Json]) -> str:
     when = f", {times_told[0][:16].replace('T', ' ')} to {times_told[-1][:16].replace('T', ' ')} UTC" if times_told else ""
     count = sum("error" not in record for record in records)
     return f'<p class="faint">{count} runs{when}. Compared with: {escape(measured.baseline)}.</p>'
-
-
-def _legend(variants: Sequence[str]) -> str:
-    names = (f'<span class="c{i % 8}"><i></i>{escape(name)}</span>' for i, name in enumerate(variants))
-    return f'<p class="legend">{"".join(names)}</p>'
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

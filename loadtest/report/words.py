@@ -74,20 +74,12 @@ def _cost(measured: Measured, workload: str, variant: str) -> str:
     gain = equal_latency(measured, workload, variant)
     if gain is None:
         return ""
-    saved = saving(gain)
+    where = f" At the latency that {measured.baseline} has when it is saturated, a token"
+    if gain.above_one:
+        return f"{where} cost {percent(saving(gain))} less."
     if gain.below_one:
-        return f" At the latency that {measured.baseline} has when it is saturated, a token cost {percent(_turned(saved))} more."
-    said = f" At the latency that {measured.baseline} has when it is saturated, a token cost {percent(saved)} less"
-    return said + ("." if gain.above_one else ", which may be chance.")
-
-
-def _turned(saved: Estimate) -> Estimate:
-    """A negative saving as what a token costs more."""
-
-    def more(value: float | None) -> float | None:
-        return None if value is None else 1.0 / (1.0 - value) * 1.0 - 1.0 if value >= 0 else -value
-
-    return Estimate(more(saved.mean) or 0.0, more(saved.high), more(saved.low), saved.count)
+        return f"{where} cost more: {times(gain)} times the tokens for the same price."
+    return f"{where} cost the same, as far as these runs can tell: {times(gain)} times the tokens for the same price."
 
 
 def _losses(measured: Measured) -> Iterator[str]:
