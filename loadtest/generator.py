@@ -40,7 +40,7 @@ class Generator:
         self.end_s = self.begin_s + self.measured_s
         self._numbers = self._limited(itertools.count(index, of))
         self._playing = Group()
-        self._accepting = False
+        self._begun = False
         self._arrived_all = False
 
     def run(self, interval: Callable[[], None] = lambda: None) -> None:
@@ -49,12 +49,11 @@ class Generator:
         ``interval`` is called now and then.
         """
         self.player.begun += self.player.now()
-        self._accepting = True
+        self._begun = True
         while self.player.now() < self.end_s and not self._over:
             gevent.sleep(_POLL_S)
             interval()
         self.end_s = min(self.end_s, self.player.now())
-        self._accepting = False
         give_up = self.player.now() + self.settings.drain_s
         while self.player.open and self.player.now() < give_up:
             gevent.sleep(_POLL_S)
@@ -64,7 +63,6 @@ class Generator:
 
     def stop(self) -> None:
         """End the load now: nothing more is begun, and what is under way is given up."""
-        self._accepting = False
         self.end_s = min(self.end_s, self.player.now())
         self.player.abandon()
 
@@ -84,6 +82,11 @@ class Generator:
             self._play(conversation, self.player.now(), lambda: wanted() and self._accepting).join()
 
     # --- parts
+
+    @property
+    def _accepting(self) -> bool:
+        """Whether conversations, and further turns, are begun."""
+        return self._begun and self.player.now() < self.end_s
 
     @property
     def _over(self) -> bool:
