@@ -75,7 +75,9 @@ class Measured:
 
     def curve(self, workload: str, variant: str, *, open_loop: bool = False) -> list[Cell]:
         """The cells of one variant, by rising load."""
-        found = (c for c in self.cells.values() if (c.workload, c.variant, c.open_loop) == (workload, variant, open_loop))
+        found = (
+            c for c in self.cells.values() if (c.workload, c.variant, c.open_loop) == (workload, variant, open_loop)
+        )
         return sorted(found, key=lambda cell: cell.level)
 
     def speedup(self, cell: Cell) -> Estimate | None:

@@ -45,7 +45,9 @@ class ServerSpec(Section):
     command: tuple[str, ...] | None = Field(
         None, min_length=1, description="another server: a command line in which {port} stands for its port"
     )
-    url: str | None = Field(None, pattern=r"^https?://", description="a server that runs already: base URL with its /v1")
+    url: str | None = Field(
+        None, pattern=r"^https?://", description="a server that runs already: base URL with its /v1"
+    )
     environment: dict[str, str] = Field(default_factory=dict, description="environment variables of what is started")
     kind: Literal["racer", "openai"] = Field("racer", description="openai: it has no fields and statistics of ours")
     model: str | None = Field(None, description="model to ask; None: the first that it lists")

@@ -147,9 +147,7 @@ def replicas_for(rate: float, capacity: float, headroom: float) -> int:
     return max(1, math.ceil(rate / (capacity * (1.0 - headroom)) - 1e-9))
 
 
-def fixed_fleet(
-    traffic: Traffic, curve: ReplicaCurve, slo: Slo, headroom: float, price: float | None
-) -> Json | None:
+def fixed_fleet(traffic: Traffic, curve: ReplicaCurve, slo: Slo, headroom: float, price: float | None) -> Json | None:
     """Replicas for each part of a traffic, and the cost of all; None: the limits cannot be kept at any load."""
     found = curve.capacity(slo)
     if found is None:

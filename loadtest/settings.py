@@ -25,7 +25,9 @@ class Step(Section):
 class Load(Section):
     """How requests arrive: closed loop (users, steps) or open loop (rate, replay). Exactly one is set."""
 
-    users: int | None = Field(None, ge=1, description="closed loop: each user begins a conversation as its last one ends")
+    users: int | None = Field(
+        None, ge=1, description="closed loop: each user begins a conversation as its last one ends"
+    )
     steps: tuple[Step, ...] | None = Field(None, min_length=1, description="closed loop: users that change over time")
     rate: float | None = Field(None, gt=0.0, description="open loop: conversations begun per second, Poisson arrivals")
     replay: float | None = Field(None, gt=0.0, description="open loop: a log's own times, so many times as fast")
@@ -92,7 +94,9 @@ class RunSettings(Section):
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if self.server == "openai" and (self.drafts or self.budget):
-            raise ValueError("drafts and budget are fields of this project's endpoint; use server=racer or leave them out")
+            raise ValueError(
+                "drafts and budget are fields of this project's endpoint; use server=racer or leave them out"
+            )
         if self.load.steps is not None and (self.warmup_s or self.duration_s):
             raise ValueError("steps have their own times and no warm-up; leave warmup_s and duration_s out")
         return self

@@ -35,6 +35,8 @@ def run_table(workload: str, load: str, figures: Json) -> str:
         sources = ", ".join(f"{name} {value['share']:.0%}" for name, value in figures["acceptance"].items())
         lines.append(f"MAT {figures['mat']:.2f}" + (f"; accepted of drafted: {sources}" if sources else ""))
     if figures["cost_per_million_tokens"] is not None:
-        lines.append(f"{figures['cost_per_million_tokens']:.4g} per million tokens with {figures['replicas']:g} replicas")
+        lines.append(
+            f"{figures['cost_per_million_tokens']:.4g} per million tokens with {figures['replicas']:g} replicas"
+        )
     lines += [f"{count} times: {error}" for error, count in figures["errors"].items()]
     return "\n".join(lines)

@@ -27,15 +27,23 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--measured", metavar="DIR", type=Path, required=True, help="folder of a sweep")
-    parser.add_argument("--traffic", required=True, metavar="R|FILE", help="requests a second for an hour, or a YAML file")
-    parser.add_argument("--slo", default="", metavar="LIMITS", help="ttft_ms=500,time_per_token_ms=50 (90 in 100 keep it)")
+    parser.add_argument(
+        "--traffic", required=True, metavar="R|FILE", help="requests a second for an hour, or a YAML file"
+    )
+    parser.add_argument(
+        "--slo", default="", metavar="LIMITS", help="ttft_ms=500,time_per_token_ms=50 (90 in 100 keep it)"
+    )
     parser.add_argument("--workload", help="which of the measured ones (default: the only one)")
     parser.add_argument("--price", type=_positive, help="of a replica for an hour (default: the sweep's)")
     parser.add_argument("--headroom", type=_part, default=0.2, help="part of each replica left free (default: 0.2)")
     parser.add_argument("--simulate", action="store_true", help="simulate the traffic on a fleet that scales")
     parser.add_argument("--max-replicas", type=int, default=1000, help="simulation: most replicas (default: 1000)")
-    parser.add_argument("--start-s", type=float, default=60.0, help="simulation: how long a replica loads (default: 60)")
-    parser.add_argument("--warm", metavar="VARIANT", help="simulation: what replicas become as their shared store fills")
+    parser.add_argument(
+        "--start-s", type=float, default=60.0, help="simulation: how long a replica loads (default: 60)"
+    )
+    parser.add_argument(
+        "--warm", metavar="VARIANT", help="simulation: what replicas become as their shared store fills"
+    )
     parser.add_argument("--warm-requests", type=_positive, default=500.0, help="requests until 63%% of the way is done")
     parser.add_argument("--seed", type=int, default=1, help="of the simulation (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
@@ -99,7 +107,9 @@ def _figures(result: FleetResult) -> Json:
         "ttft_s_p90": round(float(np.percentile([one.first_s for one in result.finished] or [0.0], 90)), 4),
         "request_s_p50": round(float(np.percentile(times, 50)), 4),
         "request_s_p90": round(float(np.percentile(times, 90)), 4),
-        "tokens_per_s": round(sum(one.tokens for one in result.finished) / result.ended_s, 3) if result.ended_s else 0.0,
+        "tokens_per_s": round(sum(one.tokens for one in result.finished) / result.ended_s, 3)
+        if result.ended_s
+        else 0.0,
         "replica_hours": round(result.replica_hours, 4),
         "most_replicas": max(count for _, count in result.replicas),
     }
@@ -190,7 +200,11 @@ def _print(told: Json) -> None:
         if fleet is None:
             print(f"{variant}: no measured load keeps the limits")
             continue
-        cost = "" if fleet["cost"] is None else f", cost {fleet['cost']:.4g} ({fleet['cost_per_million_tokens']:.4g} a million)"
+        cost = (
+            ""
+            if fleet["cost"] is None
+            else f", cost {fleet['cost']:.4g} ({fleet['cost_per_million_tokens']:.4g} a million)"
+        )
         print(
             f"{variant}: {fleet['requests_per_s_per_replica']:.3g} requests/s a replica at {fleet['users_per_replica']:.3g} "
             f"at a time; {fleet['most_replicas']} replicas at most, {fleet['replica_hours']:.4g} replica-hours{cost}"
@@ -201,8 +215,12 @@ def _print(told: Json) -> None:
                 f"replica-hours, first token p90 {found['ttft_s_p90']:.3g} s, answer p90 {found['request_s_p90']:.3g} s"
             )
         for error in row["held_out_errors"]:
-            said = ", ".join(f"{name} {value:+.1%}" for name, value in error.items() if name != "users" and value is not None)
+            said = ", ".join(
+                f"{name} {value:+.1%}" for name, value in error.items() if name != "users" and value is not None
+            )
             print(f"  held out {error['users']:g} users: {said}")
         for error in row["check_against_runs"]:
-            said = ", ".join(f"{name} {value:+.1%}" for name, value in error.items() if name != "load" and value is not None)
+            said = ", ".join(
+                f"{name} {value:+.1%}" for name, value in error.items() if name != "load" and value is not None
+            )
             print(f"  simulation against the run at {error['load']}: {said}")

@@ -11,12 +11,16 @@ from loadtest.report.page import write_report
 from loadtest.sweep import RUNS, read_runs
 
 SUMMARY = "make a report of a sweep's runs"
-DESCRIPTION = "Write report.html, which needs no other file, and its charts as SVG files, from the runs in DIR/runs.jsonl."
+DESCRIPTION = (
+    "Write report.html, which needs no other file, and its charts as SVG files, from the runs in DIR/runs.jsonl."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("folder", metavar="DIR", type=Path, nargs="+", help="folders of sweeps; several are put together")
+    parser.add_argument(
+        "folder", metavar="DIR", type=Path, nargs="+", help="folders of sweeps; several are put together"
+    )
     parser.add_argument("--output", metavar="DIR", type=Path, help="where to write (default: the first folder)")
     parser.add_argument("--title", default="Load test", help="title of the page")
 

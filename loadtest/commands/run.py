@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--settings", metavar="FILE", type=Path, help="YAML or JSON of all settings; options go before")
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--users", metavar="N", type=int, help="closed loop: N conversations at a time (default: 1)")
-    load.add_argument("--steps", metavar="UxS,...", type=_steps, help="closed loop: U users for S seconds, then the next")
+    load.add_argument(
+        "--steps", metavar="UxS,...", type=_steps, help="closed loop: U users for S seconds, then the next"
+    )
     load.add_argument("--rate", metavar="R", type=float, help="open loop: R conversations begun a second (Poisson)")
     load.add_argument("--replay", metavar="X", type=float, help="open loop: the workload's at_s times, X times as fast")
     for option, field, kind, text in _OPTIONS:
@@ -116,7 +118,9 @@ def settings_of(args: argparse.Namespace) -> RunSettings:
     if args.settings is not None:
         values |= read_mapping(args.settings)
     values |= {field: getattr(args, field) for _, field, _, _ in _OPTIONS if getattr(args, field) is not None}
-    load = {name: getattr(args, name) for name in ("users", "steps", "rate", "replay") if getattr(args, name) is not None}
+    load = {
+        name: getattr(args, name) for name in ("users", "steps", "rate", "replay") if getattr(args, name) is not None
+    }
     if load:
         values["load"] = load
     values.setdefault("load", {"users": 1})

@@ -120,7 +120,9 @@ def _legend(series: Sequence[Series]) -> tuple[list[str], float]:
         width = 30 + 6.6 * len(one.name)
         if x > 8.0 and x + width > _WIDTH:
             x, y = 8.0, y + 16
-        parts.append(f'<rect class="c{one.colour % _COLOURS} fill" x="{x:.0f}" y="{y - 9}" width="10" height="10" rx="2"/>')
+        parts.append(
+            f'<rect class="c{one.colour % _COLOURS} fill" x="{x:.0f}" y="{y - 9}" width="10" height="10" rx="2"/>'
+        )
         parts.append(f'<text x="{x + 15:.0f}" y="{y}">{escape(one.name)}</text>')
         x += width
     return parts, y + 14
@@ -130,9 +132,13 @@ def _axes(x: _Scale, y: _Scale, x_title: str, y_title: str) -> list[str]:
     parts = []
     for tick in y.ticks:
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(tick)}" y2="{y(tick)}"/>')
-        parts.append(f'<text class="faint" x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
+        parts.append(
+            f'<text class="faint" x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{_number(tick)}</text>'
+        )
     for tick in x.ticks:
-        parts.append(f'<text class="faint" x="{x(tick)}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{_number(tick)}</text>')
+        parts.append(
+            f'<text class="faint" x="{x(tick)}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{_number(tick)}</text>'
+        )
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(x_title)}</text>')
     height = (y(y.ticks[0]) + y(y.ticks[-1])) / 2
@@ -163,7 +169,9 @@ def _line(one: Series, x: _Scale, y: _Scale) -> list[str]:
     if not one.stepped:
         for point in one.points:
             note = f"<title>{escape(point.note or one.name)}</title>"
-            parts.append(f'<circle class="mark {colour} fill" cx="{x(point.x)}" cy="{y(point.y)}" r="3.5">{note}</circle>')
+            parts.append(
+                f'<circle class="mark {colour} fill" cx="{x(point.x)}" cy="{y(point.y)}" r="3.5">{note}</circle>'
+            )
     return parts
 
 
@@ -180,13 +188,17 @@ def bar_chart(title: str, groups: Sequence[tuple[str, Sequence[Point]]], colours
         top += 18
         for point, colour in zip(points, colours, strict=False):
             length = max(point.y * scale, 0.5)
-            parts.append(f'<text class="faint" x="{label - 6}" y="{top + 13}" text-anchor="end">{escape(point.note)}</text>')
+            parts.append(
+                f'<text class="faint" x="{label - 6}" y="{top + 13}" text-anchor="end">{escape(point.note)}</text>'
+            )
             parts.append(
                 f'<rect class="c{colour % _COLOURS} fill" x="{label}" y="{top + 2}" width="{length:.1f}" height="{bar - 4}" rx="2"/>'
             )
             if point.low is not None and point.high is not None:
                 low, high = label + max(point.low, 0.0) * scale, label + point.high * scale
-                parts.append(f'<line class="faint" stroke="currentColor" x1="{low:.1f}" x2="{high:.1f}" y1="{top + 9}" y2="{top + 9}"/>')
+                parts.append(
+                    f'<line class="faint" stroke="currentColor" x1="{low:.1f}" x2="{high:.1f}" y1="{top + 9}" y2="{top + 9}"/>'
+                )
                 length = max(length, high - label)
             parts.append(f'<text x="{label + length + 6:.1f}" y="{top + 13}">{_number(point.y)}{escape(unit)}</text>')
             top += bar

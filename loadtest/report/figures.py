@@ -94,9 +94,13 @@ def _cost_at_latency(measured: Measured, workload: str) -> str:
         for limit in np.geomspace(min(known), max(known), _LIMITS).tolist():
             costs = estimate([cost for cost in _costs(curve, limit) if cost is not None])
             if costs is not None:
-                points.append(Point(limit, costs.mean, note=f"{variant}, at most {limit:.1f} ms a token: {costs.mean:.4g}"))
+                points.append(
+                    Point(limit, costs.mean, note=f"{variant}, at most {limit:.1f} ms a token: {costs.mean:.4g}")
+                )
         series.append(_series(measured, variant, points))
-    return line_chart("Cost at equal latency", "latency limit: ms a token, p90", "price of a million", series, log_x=True)
+    return line_chart(
+        "Cost at equal latency", "latency limit: ms a token, p90", "price of a million", series, log_x=True
+    )
 
 
 def _costs(curve: Sequence[Cell], limit: float) -> Iterator[float | None]:

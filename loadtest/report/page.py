@@ -52,7 +52,9 @@ def write_report(records: Sequence[Json], folder: Path, title: str) -> Path:
 
 def _about(measured: Measured, records: Sequence[Json]) -> str:
     times_told = sorted(record["started"] for record in records if "started" in record)
-    when = f", {times_told[0][:16].replace('T', ' ')} to {times_told[-1][:16].replace('T', ' ')} UTC" if times_told else ""
+    when = (
+        f", {times_told[0][:16].replace('T', ' ')} to {times_told[-1][:16].replace('T', ' ')} UTC" if times_told else ""
+    )
     count = sum("error" not in record for record in records)
     return f'<p class="faint">{count} runs{when}. Compared with: {escape(measured.baseline)}.</p>'
 
@@ -71,7 +73,9 @@ def _saturation(measured: Measured) -> str:
             if full is not None:
                 gain = None if variant == measured.baseline else equal_latency(measured, workload, variant)
                 saved = "" if gain is None else percent(saving(gain))
-                rows.append([workload, variant, full.load, _mean(full.tokens_per_s), times(gain) if gain else "", saved])
+                rows.append(
+                    [workload, variant, full.load, _mean(full.tokens_per_s), times(gain) if gain else "", saved]
+                )
     if not rows:
         return ""
     head = ["workload", "variant", "saturated from", "tokens/s there", "gain at equal latency", "saved per token"]
@@ -97,14 +101,29 @@ def _runs(measured: Measured) -> str:
         gain = measured.speedup(cell) if cell.variant != measured.baseline else None
         first, per_token = cell.mean("ttft_ms", "p50"), cell.mean("time_per_token_ms", "p50")
         row = [cell.workload, cell.variant, cell.load, _mean(cell.tokens_per_s), times(gain) if gain else ""]
-        row += [_mean(first), _mean(cell.mean("ttft_ms", "p99")), _mean(per_token), _mean(cell.mean("time_per_token_ms", "p99"))]
+        row += [
+            _mean(first),
+            _mean(cell.mean("ttft_ms", "p99")),
+            _mean(per_token),
+            _mean(cell.mean("time_per_token_ms", "p99")),
+        ]
         row += [_mean(cell.mean("mat")), _mean(cell.mean("cost_per_million_tokens"), 4)]
         held = sum(figures["goodput"]["held"] for figures in total)
         row += [f"{sum(f['failed'] for f in total)} of {sum(f['requests'] for f in total)}", f"{held} of {len(total)}"]
         rows.append(row)
     if not rows:
         return ""
-    head = ["workload", "variant", "load", "tokens/s", "relative", "first token p50, ms", "p99", "per token p50, ms", "p99"]
+    head = [
+        "workload",
+        "variant",
+        "load",
+        "tokens/s",
+        "relative",
+        "first token p50, ms",
+        "p99",
+        "per token p50, ms",
+        "p99",
+    ]
     head += ["MAT", "per million", "failed", "limits held"]
     return "<h2>All runs</h2>" + _table(head, rows)
 

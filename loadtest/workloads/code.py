@@ -7,7 +7,20 @@ import random
 from loadtest.workloads.base import Generated, Turn, system, user
 
 _NOUNS = ("order", "invoice", "ticket", "parcel", "booking", "reading", "account", "route", "sensor", "recipe")
-_FIELDS = ("name", "price", "weight", "status", "owner", "created", "total", "count", "limit", "label", "colour", "region")
+_FIELDS = (
+    "name",
+    "price",
+    "weight",
+    "status",
+    "owner",
+    "created",
+    "total",
+    "count",
+    "limit",
+    "label",
+    "colour",
+    "region",
+)
 _TYPES = {"name": "str", "status": "str", "owner": "str", "label": "str", "colour": "str", "region": "str"}
 _VERBS = ("load", "filter", "sort", "group", "sum", "find", "merge", "print")
 

@@ -9,7 +9,19 @@ from typing import Any
 from loadtest.errors import UserError
 from loadtest.workloads.base import Conversation, Message, Turn, user
 
-_KNOWN = {"prompt", "messages", "turns", "at_s", "id", "question_id", "category", "reference", "suite", "model", "stream"}
+_KNOWN = {
+    "prompt",
+    "messages",
+    "turns",
+    "at_s",
+    "id",
+    "question_id",
+    "category",
+    "reference",
+    "suite",
+    "model",
+    "stream",
+}
 
 
 class FromFile:
@@ -50,7 +62,9 @@ class FromFile:
         """
         for number, line in enumerate(self._lines, 1):
             if line.at_s is None:
-                raise UserError(f"request {number} of {self.name} has no at_s (seconds); a replay needs one in each line")
+                raise UserError(
+                    f"request {number} of {self.name} has no at_s (seconds); a replay needs one in each line"
+                )
         ordered = sorted(self._lines, key=lambda line: line.at_s or 0.0)
         begin = ordered[0].at_s or 0.0
         return [

@@ -65,7 +65,15 @@ def test_settings_reach_the_server_and_the_figures(tmp_path: Path) -> None:
 def test_other_servers_are_asked_for_nothing_of_ours() -> None:
     with scripted(lambda number, body: answer()) as server:
         run(server, "--server", "openai", "--conversations", "1", "--workload", "prose")
-    assert set(server.seen[0][1]) == {"model", "stream", "stream_options", "temperature", "seed", "max_tokens", "messages"}
+    assert set(server.seen[0][1]) == {
+        "model",
+        "stream",
+        "stream_options",
+        "temperature",
+        "seed",
+        "max_tokens",
+        "messages",
+    }
 
 
 def test_every_kind_of_failure_counts_and_the_run_goes_on() -> None:
@@ -97,7 +105,9 @@ def test_every_kind_of_failure_counts_and_the_run_goes_on() -> None:
 @pytest.mark.parametrize(("limit", "code"), [("150", 1), ("5000", 0)])
 def test_exit_code_says_whether_limits_held(limit: str, code: int) -> None:
     with scripted(lambda number, body: answer(0.2 if number % 2 else 0.0)) as server:
-        told = run(server, "--max-ttft-ms", limit, "--good-share", "0.9", "--conversations", "6", "--workload", "summary")
+        told = run(
+            server, "--max-ttft-ms", limit, "--good-share", "0.9", "--conversations", "6", "--workload", "summary"
+        )
     good = told["figures"]["goodput"]
     assert told["code"] == code and good["held"] is (code == 0) and good["limits"]["ttft_ms"] == float(limit)
     assert good["good_share"] == (1.0 if code == 0 else 0.5)
@@ -118,7 +128,9 @@ def test_a_log_is_replayed_with_its_times(tmp_path: Path) -> None:
         run(server, "--workload", str(log), "--replay", "4")
     times = [time - server.seen[0][0] for time, _ in server.seen]
     assert [body["prompt"] for _, body in server.seen] == ["p0", "p1", "p2", "p3"]
-    assert all(time >= 0.45 * number for number, time in enumerate(times))  # half a second apart at four times the speed
+    assert all(
+        time >= 0.45 * number for number, time in enumerate(times)
+    )  # half a second apart at four times the speed
 
 
 def test_users_follow_steps_and_no_request_is_torn_apart() -> None:
@@ -137,7 +149,10 @@ def test_workers_share_the_load_and_locusts_page_shows_it(free_port: int, other_
         options = ["--url", server.url, "--json", "--users", "4", "--duration", "5", "--workload", "support"]
         options += ["--master", f"127.0.0.1:{free_port}", "--workers", "2", "--web", str(other_port)]
         master = subprocess.Popen(
-            [sys.executable, "-m", "loadtest", "run", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "loadtest", "run", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         try:
             shown: dict[str, Any] = {}

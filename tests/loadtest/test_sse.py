@@ -21,7 +21,12 @@ def read(*parts: tuple[float, bytes]) -> Sample:
 
 def test_first_token_is_the_first_content_that_is_not_empty() -> None:
     sample = read(
-        (0.1, ROLE), (0.5, piece("ab")), (0.7, piece("c")), (1.1, piece("defg", "stop")), (1.2, usage(9, 5)), (1.2, DONE)
+        (0.1, ROLE),
+        (0.5, piece("ab")),
+        (0.7, piece("c")),
+        (1.1, piece("defg", "stop")),
+        (1.2, usage(9, 5)),
+        (1.2, DONE),
     )
     assert sample.ttft_ms == 500 and sample.chunks == [(0.5, 2), (0.7, 1), (1.1, 4)]
     assert sample.gaps_ms == pytest.approx([200, 400])

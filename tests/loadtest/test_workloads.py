@@ -31,7 +31,9 @@ def test_workloads_are_what_they_are_called() -> None:
     prose = [open_workload("prose", 1).conversation(n) for n in range(5)]
     assert all(one.fields["temperature"] == 1.0 for one in prose) and len({one.fields["seed"] for one in prose}) == 5
     support = [open_workload("support", 1).conversation(n).turns[0].messages for n in range(20)]
-    assert len({rules["content"] for rules, _ in support}) == 1 and len({asked["content"] for _, asked in support}) == 20
+    assert (
+        len({rules["content"] for rules, _ in support}) == 1 and len({asked["content"] for _, asked in support}) == 20
+    )
 
 
 def write(path: Path, *lines: object) -> FromFile:
