@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,7 +108,7 @@ def throughput_within(points: Sequence[tuple[float, float]], limit: float) -> fl
     Between neighbours, latency and throughput are taken to change together, linearly. None: no load keeps the limit.
     """
     best = max((rate for latency, rate in points if latency <= limit), default=None)
-    for (near, slow), (far, fast) in zip(points, points[1:], strict=False):
+    for (near, slow), (far, fast) in itertools.pairwise(points):
         if near <= limit < far:
             between = slow + (fast - slow) * (limit - near) / (far - near)
             best = between if best is None else max(best, between)

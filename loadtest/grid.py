@@ -160,7 +160,8 @@ def _combinations(several: Variants, grid: Grid, where: str) -> Iterator[Variant
         name = " ".join([several.name, *varied]) if several.name else " ".join(given) or server
         if spec.config is None and (set(given) - {f"drafts={chosen['drafts']}"}):
             raise UserError(
-                f"{where}: variant {name!r}: budget, store and replicas need a server with config, which the sweep starts"
+                f"{where}: variant {name!r}: budget, store and replicas need a server "
+                "with config, which the sweep starts"
             )
         if spec.kind == "openai" and chosen["drafts"] is not None:
             raise UserError(f"{where}: variant {name!r}: drafts are a field of this project's servers (kind: racer)")

@@ -60,7 +60,8 @@ class Player:
             status, body = response.status_code, bytes(response.read())
         except Exception as error:
             raise ServerError(
-                f"{self.settings.url} does not answer ({error or type(error).__name__}); start the server, or correct --url"
+                f"{self.settings.url} does not answer ({error or type(error).__name__}); "
+                "start the server, or correct --url"
             ) from None
         if status != 200:
             raise ServerError(f"{self.settings.url}/models: {http_error(status, body)}; correct --url or the API key")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -60,7 +61,7 @@ class Sample:
     def gaps_ms(self) -> list[float]:
         """What a reader waits for each further piece of the answer. A piece holds all tokens that one step decided."""
         times = [time for time, _ in self.chunks]
-        return [(after - before) * 1e3 for before, after in zip(times, times[1:], strict=False)]
+        return [(after - before) * 1e3 for before, after in itertools.pairwise(times)]
 
     def tokens_between(self, begin_s: float, end_s: float) -> float:
         """Tokens delivered between two times since the load began.

@@ -206,12 +206,14 @@ def _print(told: Json) -> None:
             else f", cost {fleet['cost']:.4g} ({fleet['cost_per_million_tokens']:.4g} a million)"
         )
         print(
-            f"{variant}: {fleet['requests_per_s_per_replica']:.3g} requests/s a replica at {fleet['users_per_replica']:.3g} "
+            f"{variant}: {fleet['requests_per_s_per_replica']:.3g} requests/s a replica "
+            f"at {fleet['users_per_replica']:.3g} "
             f"at a time; {fleet['most_replicas']} replicas at most, {fleet['replica_hours']:.4g} replica-hours{cost}"
         )
         if (found := row.get("simulated")) is not None:
             print(
-                f"  simulated with an autoscaler: {found['most_replicas']} replicas at most, {found['replica_hours']:.4g} "
+                f"  simulated with an autoscaler: {found['most_replicas']} replicas at most, "
+                f"{found['replica_hours']:.4g} "
                 f"replica-hours, first token p90 {found['ttft_s_p90']:.3g} s, answer p90 {found['request_s_p90']:.3g} s"
             )
         for error in row["held_out_errors"]:

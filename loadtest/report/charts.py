@@ -137,7 +137,8 @@ def _axes(x: _Scale, y: _Scale, x_title: str, y_title: str) -> list[str]:
         )
     for tick in x.ticks:
         parts.append(
-            f'<text class="faint" x="{x(tick)}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{_number(tick)}</text>'
+            f'<text class="faint" x="{x(tick)}" y="{_HEIGHT - _BOTTOM + 16}" '
+            f'text-anchor="middle">{_number(tick)}</text>'
         )
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(x_title)}</text>')
@@ -192,12 +193,13 @@ def bar_chart(title: str, groups: Sequence[tuple[str, Sequence[Point]]], colours
                 f'<text class="faint" x="{label - 6}" y="{top + 13}" text-anchor="end">{escape(point.note)}</text>'
             )
             parts.append(
-                f'<rect class="c{colour % _COLOURS} fill" x="{label}" y="{top + 2}" width="{length:.1f}" height="{bar - 4}" rx="2"/>'
+                f'<rect class="c{colour % _COLOURS} fill" x="{label}" y="{top + 2}" '
+                f'width="{length:.1f}" height="{bar - 4}" rx="2"/>'
             )
             if point.low is not None and point.high is not None:
                 low, high = label + max(point.low, 0.0) * scale, label + point.high * scale
                 parts.append(
-                    f'<line class="faint" stroke="currentColor" x1="{low:.1f}" x2="{high:.1f}" y1="{top + 9}" y2="{top + 9}"/>'
+                    f'<line stroke="currentColor" x1="{low:.1f}" x2="{high:.1f}" y1="{top + 9}" y2="{top + 9}"/>'
                 )
                 length = max(length, high - label)
             parts.append(f'<text x="{label + length + 6:.1f}" y="{top + 13}">{_number(point.y)}{escape(unit)}</text>')
@@ -210,6 +212,7 @@ def _svg(title: str, height: float, parts: Sequence[str]) -> str:
     size = f'viewBox="0 0 {_WIDTH} {height:g}" width="{_WIDTH}" height="{height:g}"'
     head = f'<text class="title" x="8" y="18">{escape(title)}</text>'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}><title>{escape(title)}</title><style>{STYLE}</style>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style>"
         f"{head}{''.join(parts)}</svg>"
     )

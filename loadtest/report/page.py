@@ -13,15 +13,16 @@ from loadtest.statistics import Estimate
 
 _STYLE = """:root{color-scheme:light dark;--ink:#1f2328;--faint:#59636e;--line:#d8dee4;--back:#fff;--soft:#f6f8fa}
 @media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--faint:#9198a1;--line:#3d444d;--back:#0d1117;--soft:#151b23}}
-*{box-sizing:border-box}body{margin:0 auto;max-width:1020px;padding:24px 16px 64px;background:var(--back);color:var(--ink);
-font:16px/1.5 system-ui,sans-serif}h1{font-size:26px;margin:0 0 4px}h2{font-size:20px;margin:36px 0 8px}
+*{box-sizing:border-box}body{margin:0 auto;max-width:1020px;padding:24px 16px 64px;
+background:var(--back);color:var(--ink);font:16px/1.5 system-ui,sans-serif}h1{font-size:26px;margin:0 0 4px}h2{font-size:20px;margin:36px 0 8px}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:16px}
-.charts svg{width:100%;height:auto;background:var(--soft);border-radius:8px}p,li{max-width:75ch}.faint{color:var(--faint)}
+.charts svg{width:100%;height:auto;background:var(--soft);border-radius:8px}
+p,li{max-width:75ch}.faint{color:var(--faint)}
 .table{overflow-x:auto}table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
 th,td{padding:4px 10px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
 th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
-@media print{body{max-width:none;padding:0;font-size:11pt}.charts{grid-template-columns:1fr 1fr}svg,tr{break-inside:avoid}
-h2{break-after:avoid}.table{overflow:visible}table{font-size:8pt}th,td{padding:2px 5px}}"""
+@media print{body{max-width:none;padding:0;font-size:11pt}.charts{grid-template-columns:1fr 1fr}
+svg,tr{break-inside:avoid}h2{break-after:avoid}.table{overflow:visible}table{font-size:8pt}th,td{padding:2px 5px}}"""
 
 
 def write_report(records: Sequence[Json], folder: Path, title: str) -> Path:
@@ -143,7 +144,8 @@ def _spread(found: Json | None) -> str:
 def _words() -> str:
     return (
         '<h2>Words</h2><p class="faint">Tokens are those of the server\'s usage. Time to first token: until the first '
-        "content that is not empty. Time per token: from the first to the last piece of an answer, divided by its tokens "
+        "content that is not empty. Time per token: from the first to the last piece of an answer, divided by its "
+        "tokens "
         "after the first. Latency, in curves: whole time of an answer divided by its tokens, of 90 in 100 answers at "
         "most. Saturated: from this load on, more users gain less than 5% in tokens per second. Intervals are 95% "
         "(Student's t over repeats; ratios are taken repeat by repeat, of their logarithms). MAT: tokens decided per "

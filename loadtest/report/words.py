@@ -64,7 +64,8 @@ def _of_workload(measured: Measured, workload: str) -> Iterator[str]:
         if not gains:
             continue
         (least, first), (most, last) = gains[0], gains[-1]
-        said = f"{workload}: {variant} gave {times(first)} times the tokens per second of {measured.baseline} at {least.load}"
+        said = f"{workload}: {variant} gave {times(first)} times the tokens per second of "
+        said += f"{measured.baseline} at {least.load}"
         if most is not least:
             said += f" and {times(last)} times at {most.load}"
         yield said + "." + _cost(measured, workload, variant)
@@ -92,4 +93,4 @@ def _losses(measured: Measured) -> Iterator[str]:
         places = "; ".join(f"{c.workload} at {c.load} with {c.variant}: {times(gain)}" for c, gain in lost)
         yield f"It did not pay, against {measured.baseline}, here: {places} times its tokens per second."
     elif any(cell.variant != measured.baseline for cell in measured.cells.values()):
-        yield f"At no load that was measured did a variant give fewer tokens per second than {measured.baseline} beyond chance."
+        yield f"At no measured load did a variant give fewer tokens per second than {measured.baseline} beyond chance."

@@ -10,7 +10,8 @@ from loadtest.workloads.words import CITIES, FIRST_NAMES, LAST_NAMES, PRODUCTS
 
 _RULES = """You work through a task with tools. Answer each time with one JSON object and nothing else:
 {"thought": "why", "tool": "name of the tool", "arguments": {"name": "value"}}
-Tools: find_customer(name), list_orders(customer), check_stock(product, city), send_mail(to, subject, text), finish(report)
+Tools: find_customer(name), list_orders(customer), check_stock(product, city), send_mail(to, subject, text),
+finish(report)
 Example: {"thought": "I need the customer's number.", "tool": "find_customer", "arguments": {"name": "Ada Berg"}}"""
 
 

@@ -54,23 +54,44 @@ def _module(noun: str, fields: list[str], verbs: list[str]) -> str:
     kind = noun.title()
     lines = ["from dataclasses import dataclass", "", "", "@dataclass", f"class {kind}:"]
     lines += [f"    {field}: {_TYPES.get(field, 'float')}" for field in fields]
-    lines += ["", f"    def is_valid(self) -> bool:", f"        return self.{fields[0]} is not None"]
+    lines += ["", "    def is_valid(self) -> bool:", f"        return self.{fields[0]} is not None"]
     for place, verb in enumerate(verbs):
         field = fields[(place + 1) % len(fields)]
         lines += ["", "", f"def {verb}_{noun}s({noun}s: list[{kind}]) -> list[{kind}]:"]
         lines += {
             "load": [f"    return [{noun} for {noun} in {noun}s if {noun}.is_valid()]"],
-            "filter": [f"    kept = []", f"    for {noun} in {noun}s:", f"        if {noun}.{field}:"]
-            + [f"            kept.append({noun})", "    return kept"],
+            "filter": [
+                "    kept = []",
+                f"    for {noun} in {noun}s:",
+                f"        if {noun}.{field}:",
+                f"            kept.append({noun})",
+                "    return kept",
+            ],
             "sort": [f"    return sorted({noun}s, key=lambda {noun}: {noun}.{field})"],
-            "group": [f"    groups = {{}}", f"    for {noun} in {noun}s:"]
-            + [f"        groups.setdefault({noun}.{field}, []).append({noun})", "    return list(groups.values())[0]"],
-            "sum": [f"    total = 0", f"    for {noun} in {noun}s:", f"        total += {noun}.{field}"]
-            + [f"    print(total)", f"    return {noun}s"],
-            "find": [f"    for {noun} in {noun}s:", f"        if {noun}.{field} == {noun}s[0].{field}:"]
-            + [f"            return [{noun}]", "    return []"],
+            "group": [
+                "    groups = {}",
+                f"    for {noun} in {noun}s:",
+                f"        groups.setdefault({noun}.{field}, []).append({noun})",
+                "    return list(groups.values())[0]",
+            ],
+            "sum": [
+                "    total = 0",
+                f"    for {noun} in {noun}s:",
+                f"        total += {noun}.{field}",
+                "    print(total)",
+                f"    return {noun}s",
+            ],
+            "find": [
+                f"    for {noun} in {noun}s:",
+                f"        if {noun}.{field} == {noun}s[0].{field}:",
+                f"            return [{noun}]",
+                "    return []",
+            ],
             "merge": [f"    seen = {{{noun}.{field}: {noun} for {noun} in {noun}s}}", "    return list(seen.values())"],
-            "print": [f"    for {noun} in {noun}s:", f"        print({noun}.{fields[0]}, {noun}.{field})"]
-            + [f"    return {noun}s"],
+            "print": [
+                f"    for {noun} in {noun}s:",
+                f"        print({noun}.{fields[0]}, {noun}.{field})",
+                f"    return {noun}s",
+            ],
         }[verb]
     return "\n".join(lines) + "\n"

@@ -8,17 +8,21 @@ from loadtest.workloads.base import Generated, Turn, lognormal, system, user
 from loadtest.workloads.words import CITIES, FIRST_NAMES, LAST_NAMES, PRODUCTS, TEAMS, TOPICS, money
 
 _RULES = (
-    ("Travel", "Employees of the {team} team may travel to {city} {n} times a year. A hotel night may cost up to {money}, "
+    ("Travel",
+     "Employees of the {team} team may travel to {city} {n} times a year. A hotel night may cost up to {money}, "
      "breakfast included. {name} approves requests, which must arrive {days} days before the journey."),
     ("Equipment", "Each member of the {team} team gets one {product}, worth up to {money}, every {n} years. Broken "
      "equipment is sent to {city} together with form {form}, and {name} answers within {days} days."),
-    ("Working hours", "The office in {city} is open from {n} in the morning. The {team} team meets {name} once in {days} "
+    ("Working hours",
+     "The office in {city} is open from {n} in the morning. The {team} team meets {name} once in {days} "
      "days. Whoever works longer writes it down on form {form} and is paid {money} an hour."),
     ("Expenses", "Receipts above {money} need the signature of {name}. The {team} team in {city} sends them with form "
      "{form}, at most {days} days after the purchase, and no more than {n} at a time."),
-    ("Training", "Courses about {topic} are offered in {city} {n} times a year and cost {money}. {name} keeps the list. "
+    ("Training",
+     "Courses about {topic} are offered in {city} {n} times a year and cost {money}. {name} keeps the list. "
      "Members of the {team} team put down their names {days} days before a course begins, on form {form}."),
-    ("Visitors", "Visitors of the {team} team wait at the gate in {city} until {name} comes. A badge costs {money} if it "
+    ("Visitors",
+     "Visitors of the {team} team wait at the gate in {city} until {name} comes. A badge costs {money} if it "
      "is lost. Groups of more than {n} people are announced {days} days ahead with form {form}."),
 )  # fmt: skip
 _EVENTS = (

@@ -140,7 +140,7 @@ def test_a_server_that_does_not_start_fails_its_runs_alone(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_own_servers_with_cold_and_warm_stores(tmp_path: Path) -> None:
-    """The real thing: the demo model on Ray Serve; what a warm store has been taught is accepted, a cold one is empty."""
+    """The real thing: the demo model on Ray Serve; what a warm store was taught is accepted; a cold one is empty."""
     engine = {"model": "demo", "prior": False, "compile": False}
     config = {
         "models": [{"name": "demo", "engine": engine, "num_cpus": 1, "threads": 2}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_arrivals_are_poisson_and_shared_out() -> None:
     times = list(poisson(50.0, 3, 200.0))
     assert times == list(poisson(50.0, 3, 200.0)) != list(poisson(50.0, 4, 200.0))
     assert len(times) == pytest.approx(10_000, rel=0.05)
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
     mean = sum(gaps) / len(gaps)
     assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(mean**2, rel=0.1)
     parts = [list(shared(iter(times), index, 3)) for index in range(3)]
