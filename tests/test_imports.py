@@ -12,7 +12,7 @@ FORBIDDEN = {
     "racer": {"ray", "redis", "datastore", "deployments", "loadtest"},
     "datastore": {"torch", "ray", "racer", "deployments", "loadtest"},
     "deployments": {"loadtest"},
-    "loadtest": {"racer", "datastore", "deployments"},
+    "loadtest": {"torch", "ray", "redis", "racer", "datastore", "deployments"},
 }
 
 

@@ -14,7 +14,8 @@ from loadtest.statistics import Estimate
 _STYLE = """:root{color-scheme:light dark;--ink:#1f2328;--faint:#59636e;--line:#d8dee4;--back:#fff;--soft:#f6f8fa}
 @media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--faint:#9198a1;--line:#3d444d;--back:#0d1117;--soft:#151b23}}
 *{box-sizing:border-box}body{margin:0 auto;max-width:1020px;padding:24px 16px 64px;
-background:var(--back);color:var(--ink);font:16px/1.5 system-ui,sans-serif}h1{font-size:26px;margin:0 0 4px}h2{font-size:20px;margin:36px 0 8px}
+background:var(--back);color:var(--ink);
+font:16px/1.5 system-ui,sans-serif}h1{font-size:26px;margin:0 0 4px}h2{font-size:20px;margin:36px 0 8px}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:16px}
 .charts svg{width:100%;height:auto;background:var(--soft);border-radius:8px}
 p,li{max-width:75ch}.faint{color:var(--faint)}

@@ -20,7 +20,8 @@ TEMPLATES = {
     "address": "Dear {name}, we have changed the address of order {order} as you asked. Your {product} will be "
     "delivered to the new address. Please note that this can take one more day. Kind regards, the support team.",
     "cancel": "Dear {name}, we have cancelled order {order} and the {product} will not be sent. You will not be "
-    "charged. If you have paid already, the money will be back within five working days. Kind regards, the support team.",
+    "charged. If you have paid already, the money will be back within five working days. Kind "
+    "regards, the support team.",
 }
 _COMPLAINTS = {
     "refund": ("I am not happy with the {product}. I want my money back.",

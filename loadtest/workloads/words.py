@@ -20,7 +20,8 @@ TOPICS = (
     "how rainbows form", "why bread rises", "how a bill becomes law", "the causes of inflation", "how vaccines work",
     "what makes a good password", "how tides are caused", "the rules of chess", "how a refrigerator cools",
     "why leaves change colour", "how to plan a small garden", "the history of the bicycle",
-    "how batteries store energy", "what a compiler does", "how to read a map", "why the sky is blue", "how bees find flowers", "what black holes are",
+    "how batteries store energy", "what a compiler does", "how to read a map", "why the sky is blue", 
+    "how bees find flowers", "what black holes are",
     "how to learn a language", "how paper is made", "why we sleep", "how a bridge carries its load",
     "what a database index is", "how glass is blown", "why some metals rust", "how the stock market works",
 )  # fmt: skip
