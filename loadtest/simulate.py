@@ -1,7 +1,7 @@
 """A fleet in a discrete-event simulation: replicas that behave as measured, a router, an autoscaler, a shared store.
 
 A replica with n requests delivers the tokens per second that were measured at n users, divided equally among them
-(processor sharing); beyond the last measured level it admits no more, and requests queue. Prompts are part of this: a
+(processor sharing); beyond the last measured level it admits no more, and requests wait for any replica. Prompts are part of this: a
 request's work is its answer's tokens, plus what its first token took longer than a token.
 """
 
@@ -83,13 +83,12 @@ class _Replica:
         self.attained = 0.0  # tokens that a request which has always been here would have got
         self.updated_s = 0.0
         self.running: list[tuple[float, int, _Request]] = []  # by the attained service at which they end
-        self.queue: deque[_Request] = deque()
         self.version = 0  # of its next departure: older ones are void
         self.draining = False
 
     @property
     def load(self) -> int:
-        return len(self.running) + len(self.queue)
+        return len(self.running)
 
 
 @dataclass
@@ -132,6 +131,7 @@ class Fleet:
         self._draining = 0
         self._starting = 0
         self._open = 0
+        self._waiting: deque[_Request] = deque()
         self._seen = 0
         self._above_s: float | None = None
         self._below_s: float | None = None
@@ -183,12 +183,17 @@ class Fleet:
         request = _Request(now, tokens, tokens + prompt)
         one, other = self._rng.choice(self._usable), self._rng.choice(self._usable)
         replica = one if one.load <= other.load else other
+        if replica.load >= self._most_running:
+            replica = min(self._usable, key=lambda one: one.load)
         self._open += 1
+        self._waiting.append(request)
+        self._fill(replica, now)
+
+    def _fill(self, replica: _Replica, now: float) -> None:
+        """Give ``replica`` what waits, as far as it has places."""
         self._advance(replica, now)
-        if len(replica.running) < self._most_running:
-            self._admit(replica, request, now)
-        else:
-            replica.queue.append(request)
+        while self._waiting and replica.load < self._most_running and not replica.draining:
+            self._admit(replica, self._waiting.popleft(), now)
         self._schedule(replica, now)
 
     def _admit(self, replica: _Replica, request: _Request, now: float) -> None:
@@ -208,13 +213,11 @@ class Fleet:
             self.result.finished.append(Finished(request.arrived_s, min(request.first_s, took), took, request.tokens))
             self._open -= 1
             self._seen += 1
-            if replica.queue:
-                self._admit(replica, replica.queue.popleft(), now)
         if replica.draining and not replica.load:
             self._draining -= 1
             self._count(now)
         else:
-            self._schedule(replica, now)
+            self._fill(replica, now)
 
     def _advance(self, replica: _Replica, now: float) -> None:
         if replica.running:
@@ -266,6 +269,7 @@ class Fleet:
         replica = _Replica(self._sequence)
         replica.updated_s = now
         self._usable.append(replica)
+        self._fill(replica, now)
 
     def _count(self, now: float) -> None:
         self.result.replicas.append((now, len(self._usable) + self._draining + self._starting))

@@ -67,12 +67,12 @@ def test_a_closed_curve_is_met_again() -> None:
 
 def test_hundreds_of_replicas_scale_with_the_traffic_and_back() -> None:
     scaling = Scaling(1, 500, target=8.0, upscale_delay_s=2.0, downscale_delay_s=20.0, start_s=10.0)
-    traffic = Traffic(((120.0, 1.0), (300.0, 1000.0), (600.0, 1.0)))
+    traffic = Traffic(((60.0, 1.0), (120.0, 1000.0), (300.0, 1.0)))
     result = Fleet(law(), scaling).run(traffic)
     counts = [count for _, count in result.replicas]
     assert counts[0] == 1 and 150 <= max(counts) <= 500 and counts[-1] <= 3
     assert len(result.finished) == pytest.approx(traffic.requests, rel=0.02)
-    calm = [one.end_s for one in result.finished if 300 < one.arrived_s < 420]
+    calm = [one.end_s for one in result.finished if 120 < one.arrived_s < 180]
     assert statistics.median(calm) < 3.0  # after the start, requests take what 8 to 20 at a time take
 
 
@@ -95,15 +95,17 @@ def test_the_command_plans_checks_and_says_when_limits_cannot_be_kept(tmp_path: 
     (tmp_path / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in runs))
     base = ["plan", "--measured", str(tmp_path), "--headroom", "0"]
     slo = ["--slo", "time_per_token_ms=21.6,ttft_ms=100"]  # records' p90 is 1.2 times the mean: 18 ms, so 16 users
-    done = loadtest(*base, "--traffic", "100", *slo, "--simulate", "--warm", "racer")
+    short = tmp_path / "short.yaml"
+    short.write_text("traffic: [{hours: 0.1, rate: 100}]")
+    done = loadtest(*base, "--traffic", str(short), *slo, "--simulate", "--warm", "racer")
     told = last_line(done)["variants"]
     assert done.returncode == 0, done.stderr
     assert told["plain"]["fleet"]["most_replicas"] == 12  # 100 requests/s over 16 users' 8.89
-    assert told["plain"]["fleet"]["cost"] == 36.0 and told["racer"]["fleet"]["replicas"][0] < 6
+    assert told["plain"]["fleet"]["cost"] == 3.6 and told["racer"]["fleet"]["replicas"][0] < 6
     assert [row["users"] for row in told["plain"]["held_out_errors"]] == [4, 16]
     assert abs(told["plain"]["held_out_errors"][0]["tokens_per_s"]) < 0.05
     assert told["plain"]["check_against_runs"][0]["load"] == "5/s"
-    assert told["plain"]["simulated"]["requests"] > 300_000 and "held out 16 users" in done.stdout
+    assert told["plain"]["simulated"]["requests"] > 30_000 and "held out 16 users" in done.stdout
     traffic = tmp_path / "traffic.yaml"
     traffic.write_text("traffic: [{hours: 1, rate: 100}, {hours: 3, rate: 10}]")
     told = last_line(loadtest(*base, "--traffic", str(traffic), *slo, "--price", "1"))["variants"]
