@@ -15,7 +15,7 @@ FORBIDDEN = {
     "datastore": {"torch", "ray", "racer", "deployments", "loadtest"},
     "deployments": {"loadtest", "k8s"},
     "k8s": {"torch", "ray", "redis", "loadtest"},
-    "loadtest": {"racer", "datastore", "deployments"},
+    "loadtest": {"torch", "ray", "redis", "racer", "datastore", "deployments"},
 }
 
 

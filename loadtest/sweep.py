@@ -1,0 +1,223 @@
+"""A sweep: the runs of a grid, in an order in which drift hits all variants alike, each written down as it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from loadtest.errors import ServerError, UserError
+from loadtest.grid import Grid, Variant, slug, variants_of
+from loadtest.servers import Instance, Key, RunningServer, instance_of
+from loadtest.settings import Load, RunSettings, parse
+
+RUNS = "runs.jsonl"
+_WARM_SEED = 1_000_000
+_API_KEY = "LOADTEST_API_KEY"
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a sweep."""
+
+    variant: Variant
+    workload: str
+    load: Load
+    repeat: int
+
+    @property
+    def name(self) -> str:
+        """What it is called in files; the same whenever the grid says the same."""
+        workload = Path(self.workload).stem if self.workload.endswith(".jsonl") else self.workload
+        return slug(f"{workload}_{self.load.label}_{self.variant.name}_r{self.repeat}")
+
+
+def plan(grid: Grid) -> list[tuple[Instance, list[Planned]]]:
+    """Blocks of runs, each on one server, in the order in which they are made.
+
+    A repeat comes whole before the next one begins. On one server the variants take turns at each load, another one
+    first each time; where servers differ, they take turns by repeats.
+
+    Raises:
+        UserError: a setting of a run or a server is wrong, or two runs would have one name.
+    """
+    variants = variants_of(grid)
+    parse(RunSettings, _settings(grid, Planned(variants[0], grid.workloads[0], grid.loads[0], 0), "http://x/v1"), "run")
+    instances: dict[Instance, list[Variant]] = {}
+    for variant in variants:
+        instances.setdefault(instance_of(grid.servers[variant.server], variant), []).append(variant)
+    blocks: list[tuple[Instance, list[Planned]]] = []
+    for repeat in range(grid.repeats):
+        for instance, sharing in _rotated(list(instances.items()), repeat):
+            runs = [
+                Planned(variant, workload, load, repeat)
+                for workload in grid.workloads
+                for place, load in enumerate(grid.loads)
+                for variant in _rotated(sharing, repeat + place)
+            ]
+            if blocks and blocks[-1][0] == instance:  # it need not start again
+                blocks[-1][1].extend(runs)
+            else:
+                blocks.append((instance, runs))
+    names = [run.name for _, runs in blocks for run in runs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"two runs would be called {twice[0]}; name files and variants apart")
+    return blocks
+
+
+def _rotated(values: list[T], by: int) -> list[T]:
+    by %= len(values)
+    return values[by:] + values[:by]
+
+
+class Sweep:
+    """The runs of ``grid``, recorded in ``folder``. ``say`` gets a line about each."""
+
+    def __init__(self, grid: Grid, folder: Path, say: Callable[[str], None]) -> None:
+        self.grid, self.folder, self.say = grid, folder, say
+        self.blocks = plan(grid)
+        self.total = sum(len(runs) for _, runs in self.blocks)
+        self.done = {record["id"] for record in read_runs(folder) if "error" not in record}
+        self.failed = 0
+
+    def carry_out(self) -> None:
+        """Make all runs that are not recorded yet. A server that does not start fails its block's runs alone."""
+        for instance, runs in self.blocks:
+            missing = [run for run in runs if run.name not in self.done]
+            if not missing:
+                continue
+            keys = {run.name: self._key(run) for run in missing} if instance.args is not None else {}
+            log = self.folder / "servers.log"
+            self.say(f"starting {', '.join(dict.fromkeys(run.variant.server for run in missing))}")
+            try:
+                with RunningServer(instance, [*keys.values(), *self._settling(instance)], log) as server:
+                    self._settle(server, missing[0])
+                    for run in missing:
+                        self._make(run, server, keys.get(run.name))
+            except ServerError as error:
+                for run in missing:
+                    if run.name not in self.done:
+                        self._record(run, {"error": str(error)})
+                self.say(f"failed: {error}")
+
+    # --- parts
+
+    def _key(self, run: Planned) -> Key:
+        learns = run.variant.store != "off" and run.variant.drafts not in ("off", "logits")
+        return Key(f"sk-{secrets.token_hex(16)}", run.name, None if learns else "none")
+
+    def _settling(self, instance: Instance) -> list[Key]:
+        return [Key(f"sk-{secrets.token_hex(16)}", "settle", "none")] if instance.args is not None else []
+
+    def _settle(self, server: RunningServer, run: Planned) -> None:
+        if self.grid.settle:
+            settings = _settings(self.grid, run, server.url) | {"max_conversations": self.grid.settle, "warmup_s": 0.0}
+            settings |= {"load": {"users": 4}, "duration_s": 600.0}
+            self._run(settings, server.keys[-1] if server.keys else None)
+
+    def _make(self, run: Planned, server: RunningServer, key: Key | None) -> None:
+        settings = _settings(self.grid, run, server.url) | {"watch_pid": server.pid}
+        if run.variant.store == "warm":
+            warm = self.grid.warm
+            teach = {"load": {"users": warm.users}, "max_conversations": warm.conversations, "first": warm.first}
+            teach |= {"seed": settings["seed"] + _WARM_SEED, "duration_s": 3600.0, "warmup_s": 0.0}
+            self._run(settings | teach, key)
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        told = self._run(settings, key, self.folder / "samples" / run.name)
+        self._record(run, told if "error" in told else {"started": started, **told})
+        self.done.add(run.name)
+        self.say(f"[{len(self.done)}/{self.total}] {run.name}: {_said(told)}")
+
+    def _run(self, settings: Json, key: Key | None, output: Path | None = None) -> Json:
+        """One run in a process of its own, as locust changes the process it is imported in."""
+        command = [sys.executable, "-m", "loadtest", "run", "--json", "--settings", "/dev/stdin"]
+        command += [] if output is None else ["--output", str(output)]
+        environment = os.environ | ({_API_KEY: key.secret} if key is not None else {})
+        done = subprocess.run(
+            command, input=json.dumps(settings), capture_output=True, text=True, env=environment, check=False
+        )
+        if done.returncode == 130:
+            raise KeyboardInterrupt
+        if done.returncode not in (0, 1) or not done.stdout:
+            lines = done.stderr.strip().splitlines() or ["the run ended without a word"]
+            return {"error": lines[-1].removeprefix("error: ")}
+        told: Json = json.loads(done.stdout.splitlines()[-1])
+        return told
+
+    def _record(self, run: Planned, told: Json) -> None:
+        if "error" in told:
+            self.failed += 1
+        record = {
+            "id": run.name,
+            "variant": run.variant.name,
+            "options": run.variant.options(),
+            "workload": run.workload,
+            "load": run.load.label,
+            "repeat": run.repeat,
+            "baseline": self.grid.baseline or variants_of(self.grid)[0].name,
+            **told,
+        }
+        with (self.folder / RUNS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _settings(grid: Grid, run: Planned, url: str) -> Json:
+    spec = grid.servers[run.variant.server]
+    own: Json = {
+        "url": url,
+        "server": spec.kind,
+        "model": spec.model,
+        "workload": run.workload,
+        "seed": grid.seed + run.repeat,
+        "load": run.load.model_dump(mode="json", exclude_none=True),
+        "drafts": run.variant.drafts,
+    }
+    return dict(grid.run) | own
+
+
+def _said(told: Json) -> str:
+    if "error" in told:
+        return f"failed: {told['error']}"
+    figures = told["figures"]
+    ttft, per_token = figures["ttft_ms"] or {}, figures["time_per_token_ms"] or {}
+    return (
+        f"{figures['throughput']['output_tokens_per_s']:.1f} tokens/s, first token {ttft.get('p50', 0):.0f} ms, "
+        f"then {per_token.get('p50', 0):.1f} ms, MAT {figures['mat'] or 0:.2f}, {figures['failed']} failed"
+    )
+
+
+def read_runs(folder: Path) -> list[Json]:
+    """The records of a sweep's folder, of each run the latest; empty if there are none.
+
+    Raises:
+        UserError: a line is no record.
+    """
+    path = folder / RUNS
+    found: dict[str, Json] = {}
+    for number, record in _records(path):
+        if not isinstance(record, dict) or "id" not in record:
+            raise UserError(f"{path}:{number}: no record of a run; remove the line")
+        found[record["id"]] = record
+    return list(found.values())
+
+
+def _records(path: Path) -> Iterator[tuple[int, Any]]:
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            yield number, json.loads(line)
+        except ValueError:
+            if number < len(lines):  # the last one may have been cut off by a kill: that run is made anew
+                raise UserError(f"{path}:{number}: not JSON; remove the line") from None

@@ -1,0 +1,171 @@
+"""Sweeps: the order of runs, resuming, and servers that are started with a variant's settings."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from loadtest.errors import UserError
+from loadtest.grid import read_grid
+from loadtest.sweep import plan, read_runs
+from tests.deployments.local import wait_until
+from tests.loadtest.commands import loadtest
+from tests.loadtest.scripted import answer, scripted
+
+CONFIG = {"models": [{"name": "m", "engine": {"model": "demo"}}], "store": {"url": "embedded:"}}
+GRID: dict[str, Any] = {
+    "servers": {"own": {"config": CONFIG}},
+    "variants": [{"name": "plain", "drafts": False}, {"name": "racer", "drafts": "racer"}],
+    "workloads": ["support"],
+    "loads": [{"users": 1}, {"users": 2}],
+    "repeats": 2,
+    "run": {"duration_s": 1.0},
+}
+
+
+def grid(path: Path, **changes: Any) -> Path:
+    path.write_text(yaml.safe_dump(GRID | changes))
+    return path
+
+
+def test_variants_take_turns_on_one_server(tmp_path: Path) -> None:
+    ((_, runs),) = plan(read_grid(grid(tmp_path / "g.yaml")))
+    order = [(run.repeat, run.load.users, run.variant.name) for run in runs]
+    assert order == [
+        (0, 1, "plain"), (0, 1, "racer"), (0, 2, "racer"), (0, 2, "plain"),
+        (1, 1, "racer"), (1, 1, "plain"), (1, 2, "plain"), (1, 2, "racer"),
+    ]  # fmt: skip
+
+
+def test_settings_of_a_variant_make_the_server(tmp_path: Path) -> None:
+    variants = [{"name": "plain", "drafts": "off"}]
+    variants += [
+        {"name": "r", "drafts": "racer", "budget": ["auto", 16], "store": [False, "cold", "warm"], "replicas": [1, 2]}
+    ]
+    blocks = plan(read_grid(grid(tmp_path / "g.yaml", variants=variants, repeats=1, loads=[{"users": 1}])))
+    found = {}
+    for instance, runs in blocks:
+        args = json.loads(instance.args or "")
+        model = args["models"][0]
+        made = (model["engine"].get("budget"), args["store"]["url"], model.get("autoscaling", {}).get("max_replicas"))
+        found[made] = [run.variant.name for run in runs]
+    assert found == {
+        (None, "embedded:", None): ["plain"],
+        ("auto", None, 1): ["r auto off 1"],
+        ("auto", None, 2): ["r auto off 2"],
+        ("auto", "embedded:", 1): ["r auto cold 1", "r auto warm 1"],
+        ("auto", "embedded:", 2): ["r auto cold 2", "r auto warm 2"],
+        (16, None, 1): ["r 16 off 1"],
+        (16, None, 2): ["r 16 off 2"],
+        (16, "embedded:", 1): ["r 16 cold 1", "r 16 warm 1"],
+        (16, "embedded:", 2): ["r 16 cold 2", "r 16 warm 2"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"variants": [{"drafts": "fast"}]}, "variants.0.drafts"),
+        ({"variants": [{"name": "a"}, {"name": "a"}]}, "called 'a'"),
+        ({"variants": [{"name": "a", "server": "other"}]}, "one of own"),
+        (
+            {"servers": {"own": {"url": "http://x/v1"}}, "variants": [{"name": "a", "store": "warm"}]},
+            "which the sweep starts",
+        ),
+        ({"servers": {"own": {"url": "http://x/v1", "config": {}}}}, "exactly one of"),
+        ({"run": {"seed": 1}}, "'seed' is the sweep's"),
+        ({"run": {"duraton_s": 1}}, "duraton_s"),
+        ({"baseline": "none"}, "is no variant"),
+        ({"loads": [{"users": 1, "rate": 2.0}]}, "exactly one of users"),
+        ({"workloads": ["a/x.jsonl", "b/x.jsonl"]}, "would be called"),
+    ],
+)
+def test_wrong_grids_are_told(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        plan(read_grid(grid(tmp_path / "g.yaml", **changes)))
+
+
+def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with scripted(lambda number, body: answer(0.05, tokens=12 if body.get("drafts") == "racer" else 6)) as server:
+        changes = {
+            "servers": {"there": {"url": server.url}},
+            "settle": 0,
+            "repeats": 1,
+            "workloads": ["support", "summary"],
+        }
+        path = grid(tmp_path / "g.yaml", **changes, run={"duration_s": 0.5})
+        command = [sys.executable, "-m", "loadtest", "sweep", str(path), "--output", str(out)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        wait_until(lambda: len(read_runs(out)) >= 2, "two runs are recorded", 60)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+        before = read_runs(out)
+        assert process.returncode == 130 and "the same command goes on" in said, said
+        assert 2 <= len(before) < 8
+        listed = loadtest("sweep", str(path), "--output", str(out), "--dry-run").stdout
+        assert listed.count("(done)") == len(before)
+        done = loadtest("sweep", str(path), "--output", str(out))
+    assert done.returncode == 0, done.stderr
+    after = read_runs(out)
+    assert after[: len(before)] == before and len(after) == 8 == len((out / "runs.jsonl").read_text().splitlines())
+    first = {record["variant"]: record["settings"] for record in after if record["workload"] == "summary"}
+    assert (first["plain"]["drafts"], first["racer"]["drafts"]) == ("off", "racer")
+    assert first["plain"]["seed"] == first["racer"]["seed"]  # both variants get the same requests
+    assert all((out / "samples" / record["id"] / "samples.jsonl").exists() for record in after)
+
+
+def test_a_server_that_does_not_start_fails_its_runs_alone(tmp_path: Path) -> None:
+    with scripted(lambda number, body: answer()) as server:
+        broken = [sys.executable, "-c", "print('no port'); raise SystemExit(3)", "{port}"]
+        servers = {"there": {"url": server.url}, "broken": {"command": broken, "kind": "openai"}}
+        variants = [{"name": "plain", "server": "there"}, {"name": "peer", "server": "broken"}]
+        changes = {"servers": servers, "variants": variants, "loads": [{"users": 1}], "repeats": 1, "settle": 0}
+        path = grid(tmp_path / "g.yaml", **changes, run={"duration_s": 0.3})
+        done = loadtest("sweep", str(path), "--output", str(tmp_path / "out"))
+    assert done.returncode == 1
+    records = {record["variant"]: record for record in read_runs(tmp_path / "out")}
+    assert "no port" in records["peer"]["error"] and records["plain"]["figures"]["failed"] == 0
+    report = loadtest("report", str(tmp_path / "out"))
+    assert report.returncode == 0 and "no port" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_own_servers_with_cold_and_warm_stores(tmp_path: Path) -> None:
+    """The real thing: the demo model on Ray Serve; what a warm store was taught is accepted; a cold one is empty."""
+    engine = {"model": "demo", "prior": False, "compile": False}
+    config = {
+        "models": [{"name": "demo", "engine": engine, "num_cpus": 1, "threads": 2}],
+        "store": {"url": "embedded:"},
+    }
+    variants = [{"name": "plain", "drafts": "off"}, {"name": "racer", "drafts": "racer", "store": ["cold", "warm"]}]
+    changes = {
+        "servers": {"own": {"config": config}},
+        "variants": variants,
+        "loads": [{"users": 2}],
+        "repeats": 1,
+        "settle": 1,
+    }
+    changes["run"] = {"duration_s": 4.0, "max_tokens": 40, "price_per_replica_hour": 1.0, "poll_s": 1.0}
+    path = grid(tmp_path / "g.yaml", **changes, warm={"conversations": 8, "users": 4})
+    done = loadtest("sweep", str(path), "--output", str(tmp_path / "out"), timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    plain, cold, warm = (
+        next(record for record in read_runs(tmp_path / "out") if record["variant"] == name)["figures"]
+        for name in ("plain", "racer cold", "racer warm")
+    )
+    assert plain["mat"] == 1.0 and plain["acceptance"] == {} and plain["failed"] == 0
+    assert cold["mat"] > 1.0 and warm["mat"] > cold["mat"]
+    assert warm["acceptance"]["store"]["accepted"] > 0
+    assert plain["replicas"] == cold["replicas"] == 1.0
+    assert warm["cost_per_million_tokens"] == pytest.approx(
+        1e6 / 3600 / warm["throughput"]["output_tokens_per_s"], rel=1e-3
+    )
