@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 from loadtest.plan import ReplicaCurve, Traffic
 
@@ -204,7 +205,7 @@ class Fleet:
         request.first_s = now - request.arrived_s + prompt / self._rate(len(replica.running))
 
     def _depart(self, now: float, what: object) -> None:
-        replica, version = what  # type: ignore[misc]
+        replica, version = cast("tuple[_Replica, int]", what)
         if replica.version != version:
             return
         self._advance(replica, now)

@@ -63,7 +63,9 @@ def test_replicas_fit_the_workers(overlay: Get, job: dict[str, Any], tmp_path: P
     assert model.num_gpus <= float(group["resources"]["GPU"]) and model.num_cpus <= float(group["resources"]["CPU"])
 
 
-def entrypoint_runs_as_written(job: dict[str, Any], overlay: Get, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_entrypoint_runs_as_written(job: dict[str, Any], overlay: Get, tmp_path: Path) -> None:
     """The words of the manifest through a shell; /data and /etc/racer stand for folders of this machine, and the
     configuration's model is the demo on the processor, without a store."""
     data, config = tmp_path / "data", tmp_path / "config"

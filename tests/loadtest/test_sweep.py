@@ -45,7 +45,7 @@ def test_variants_take_turns_on_one_server(tmp_path: Path) -> None:
 
 
 def test_settings_of_a_variant_make_the_server(tmp_path: Path) -> None:
-    variants = [{"name": "plain", "drafts": "off"}]
+    variants: list[dict[str, Any]] = [{"name": "plain", "drafts": "off"}]
     variants += [
         {"name": "r", "drafts": "racer", "budget": ["auto", 16], "store": [False, "cold", "warm"], "replicas": [1, 2]}
     ]
