@@ -41,6 +41,7 @@ class Generator:
         self._numbers = self._limited(itertools.count(index, of))
         self._playing = Group()
         self._begun = False
+        self._arriving = False
         self._arrived_all = False
 
     def run(self, interval: Callable[[], None] = lambda: None) -> None:
@@ -55,7 +56,7 @@ class Generator:
             interval()
         self.end_s = min(self.end_s, self.player.now())
         give_up = self.player.now() + self.settings.drain_s
-        while self.player.open and self.player.now() < give_up:
+        while (self.player.open or self._arriving) and self.player.now() < give_up:
             gevent.sleep(_POLL_S)
             interval()
         self.player.abandon()
@@ -63,6 +64,7 @@ class Generator:
 
     def stop(self) -> None:
         """End the load now: nothing more is begun, and what is under way is given up."""
+        self._begun = False
         self.end_s = min(self.end_s, self.player.now())
         self.player.abandon()
 
@@ -109,20 +111,29 @@ class Generator:
         return self._playing.spawn(self.player.play, conversation, due_s, going_on)
 
     def _arrive(self, wanted: Callable[[], bool]) -> None:
-        """Begin conversations at their times, whatever has become of those before; later turns follow the answers."""
+        """Begin conversations at their times, whatever has become of those before; later turns follow the answers.
+
+        All that are due before the end are begun, also those that a busy process reaches after it.
+        """
+        self._arriving = True
+        self._begin_due(wanted)
+        gevent.sleep(0)  # lets those that were spawned last send their requests
+        self._arriving = False
+        while self._accepting and wanted():
+            gevent.sleep(_POLL_S)
+
+    def _begin_due(self, wanted: Callable[[], bool]) -> None:
         for number, due_s in self._due():
             while (ahead := due_s - self.player.now()) > 0:
                 if not (wanted() and self._accepting):
                     return
                 gevent.sleep(min(ahead, _POLL_S))
-            if not self._accepting:
+            if not self._begun or due_s >= self.end_s:
                 return
             replayed = self._log[number] if self._log else None
             conversation = replayed or self._workload.conversation(self.settings.first + number)
             self._play(conversation, due_s, lambda: self._accepting)
         self._arrived_all = bool(self.settings.max_conversations) or bool(self._log)
-        while self._accepting and wanted():
-            gevent.sleep(_POLL_S)
 
     def _due(self) -> Iterator[tuple[int, float]]:
         load = self.settings.load

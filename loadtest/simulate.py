@@ -1,9 +1,8 @@
 """A fleet in a discrete-event simulation: replicas that behave as measured, a router, an autoscaler, a shared store.
 
 A replica with n requests delivers the tokens per second that were measured at n users, divided equally among them
-(processor sharing); beyond the last measured level it admits no more, and
-requests wait for any replica. Prompts are part of this: a
-request's work is its answer's tokens, plus what its first token took longer than a token.
+(processor sharing); beyond the last measured level it admits no more, and requests wait for any replica. Prompts are
+part of this: a request's work is its answer's tokens, plus what its first token took longer than a token.
 """
 
 from __future__ import annotations

@@ -22,11 +22,13 @@ def summarise(
 ) -> Json:
     """All figures of the window from ``begin_s`` to ``end_s``, in seconds since the load began.
 
-    Requests count if they were due in the window, however long they took; tokens count if they came in it.
+    Requests count if they were due in the window, however long they took; throughput counts the requests that ended in
+    it without error, and the tokens that came in it.
     """
     window_s = max(end_s - begin_s, 1e-9)
     counted = [sample for sample in samples if begin_s <= sample.start_s < end_s]
     whole = [sample for sample in counted if sample.error is None]
+    ended = sum(s.error is None and begin_s <= s.start_s + s.end_s < end_s for s in samples)
     tokens = sum(sample.tokens_between(begin_s, end_s) for sample in samples)
     tokens_per_s = tokens / window_s
     replicas = settings.replicas or mean_replicas(readings, begin_s, end_s)
@@ -36,7 +38,7 @@ def summarise(
         "failed": len(counted) - len(whole),
         "errors": dict(Counter(sample.error for sample in counted if sample.error is not None).most_common(10)),
         "throughput": {
-            "requests_per_s": round(sum(begin_s <= s.start_s + s.end_s < end_s for s in whole) / window_s, 4),
+            "requests_per_s": round(ended / window_s, 4),
             "output_tokens_per_s": round(tokens_per_s, 3),
         },
         "offered_per_s": round(len(counted) / window_s, 4),
@@ -48,7 +50,7 @@ def summarise(
         "prompt_tokens": spread(sample.prompt_tokens for sample in whole),
         "completion_tokens": spread(sample.completion_tokens for sample in whole),
         "goodput": goodput(settings.limits, counted, window_s),
-        "mat": mat(whole) or mat_of_counters(readings),
+        "mat": mat(whole) or mat_of_counters(readings, begin_s, end_s),
         "acceptance": acceptance(whole),
         "replicas": None if replicas is None else round(replicas, 3),
         "price_per_replica_hour": settings.price_per_replica_hour,
@@ -95,12 +97,17 @@ def mat(samples: Iterable[Sample]) -> float | None:
     return round(sum(value * count for value, count in told) / steps, 4) if steps else None
 
 
-def mat_of_counters(readings: Sequence[Reading]) -> float | None:
-    """The same from vLLM's counters: each step decides one token more than it accepts."""
-    told = [(r.generated, r.accepted) for r in readings if r.generated is not None and r.accepted is not None]
+def mat_of_counters(readings: Sequence[Reading], begin_s: float, end_s: float) -> float | None:
+    """The same from vLLM's counters: each step decides one token more than it accepts.
+
+    Taken between the last reading before the window and the first after it, or the nearest there are.
+    """
+    told = [(r.at_s, r.generated, r.accepted) for r in readings if r.generated is not None and r.accepted is not None]
     if len(told) < 2:
         return None
-    generated, accepted = told[-1][0] - told[0][0], told[-1][1] - told[0][1]
+    _, generated_before, accepted_before = next((one for one in reversed(told) if one[0] <= begin_s), told[0])
+    _, generated_after, accepted_after = next((one for one in told if one[0] >= end_s), told[-1])
+    generated, accepted = generated_after - generated_before, accepted_after - accepted_before
     return round(generated / (generated - accepted), 4) if generated > accepted else None
 
 

@@ -151,7 +151,7 @@ class Sweep:
         if done.returncode not in (0, 1) or not done.stdout:
             lines = done.stderr.strip().splitlines() or ["the run ended without a word"]
             return {"error": lines[-1].removeprefix("error: ")}
-        told: Json = json.loads(done.stdout.splitlines()[-1])
+        told: Json = json.loads(done.stdout.rstrip("\n").split("\n")[-1])
         return told
 
     def _record(self, run: Planned, told: Json) -> None:
@@ -214,7 +214,7 @@ def read_runs(folder: Path) -> list[Json]:
 def _records(path: Path) -> Iterator[tuple[int, Any]]:
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     for number, line in enumerate(lines, 1):
         try:
             yield number, json.loads(line)

@@ -40,7 +40,7 @@ class FromFile:
     def __init__(self, path: Path) -> None:
         self.name = path.stem
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() splits at U+2028 too: valid in JSON
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise UserError(f"{path} cannot be read ({reason}); give a JSONL file") from None

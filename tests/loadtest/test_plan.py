@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.plan import Level, ReplicaCurve, Slo, Traffic, fixed_fleet, replicas_for
 from loadtest.simulate import Fleet, Scaling, SharedStore
-from tests.loadtest.commands import last_line, loadtest
+from tests.loadtest.commands import here, last_line
 from tests.loadtest.records import record
 
 
@@ -97,7 +97,7 @@ def test_the_command_plans_checks_and_says_when_limits_cannot_be_kept(tmp_path: 
     slo = ["--slo", "time_per_token_ms=21.6,ttft_ms=100"]  # records' p90 is 1.2 times the mean: 18 ms, so 16 users
     short = tmp_path / "short.yaml"
     short.write_text("traffic: [{hours: 0.1, rate: 100}]")
-    done = loadtest(*base, "--traffic", str(short), *slo, "--simulate", "--warm", "racer")
+    done = here(*base, "--traffic", str(short), *slo, "--simulate", "--warm", "racer")
     told = last_line(done)["variants"]
     assert done.returncode == 0, done.stderr
     assert told["plain"]["fleet"]["most_replicas"] == 12  # 100 requests/s over 16 users' 8.89
@@ -108,14 +108,14 @@ def test_the_command_plans_checks_and_says_when_limits_cannot_be_kept(tmp_path: 
     assert told["plain"]["simulated"]["requests"] > 30_000 and "held out 16 users" in done.stdout
     traffic = tmp_path / "traffic.yaml"
     traffic.write_text("traffic: [{hours: 1, rate: 100}, {hours: 3, rate: 10}]")
-    told = last_line(loadtest(*base, "--traffic", str(traffic), *slo, "--price", "1"))["variants"]
+    told = last_line(here(*base, "--traffic", str(traffic), *slo, "--price", "1"))["variants"]
     assert told["plain"]["fleet"]["replicas"] == [12, 2] and told["plain"]["fleet"]["cost"] == 18.0
-    assert loadtest(*base, "--traffic", "1", "--slo", "ttft_ms=1").returncode == 1
+    assert here(*base, "--traffic", "1", "--slo", "ttft_ms=1").returncode == 1
     for args, word in (
         (["--traffic", "1", "--slo", "latency=3"], "latency=3"),
         (["--traffic", "1", "--workload", "chat"], "was not measured"),
         (["--traffic", "1", "--warm", "hot"], "no curve"),
         (["--traffic", "-1"], "--traffic"),
     ):
-        done = loadtest(*base, *args)
+        done = here(*base, *args)
         assert done.returncode == 2 and word in done.stderr, done.stderr

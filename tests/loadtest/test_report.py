@@ -14,6 +14,7 @@ from loadtest.report.charts import Point, Series, line_chart
 from loadtest.report.page import write_report
 from loadtest.report.words import equal_latency, saving, sentences
 from loadtest.statistics import estimate, ratio
+from tests.loadtest.commands import here
 from tests.loadtest.records import Record, record
 
 NOISE = (0.99, 1.0, 1.01)
@@ -106,14 +107,10 @@ def test_points_lie_where_their_values_are() -> None:
 
 
 def test_several_folders_are_put_together(tmp_path: Path) -> None:
-    from tests.loadtest.commands import loadtest
-
     for name, gain in (("a", 2.0), ("b", 3.0)):
         (tmp_path / name).mkdir()
         lines = [json.dumps(one) + "\n" for one in runs(gain, workload=name)]
         (tmp_path / name / "runs.jsonl").write_text("".join(lines))
-    done = loadtest(
-        "report", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "c"), "--title", "both"
-    )
+    done = here("report", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "c"), "--title", "both")
     page = (tmp_path / "c" / "report.html").read_text()
     assert done.returncode == 0 and "a: racer gave 2.00" in page and "b: racer gave 3.00" in page and "both" in page

@@ -11,7 +11,7 @@ import pytest
 from loadtest.arrivals import poisson, shared
 from loadtest.errors import UserError
 from loadtest.workloads import NAMES, FromFile, open_workload, prompt_length
-from tests.loadtest.commands import last_line, loadtest
+from tests.loadtest.commands import here, last_line
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,6 +59,11 @@ def test_files_of_questions_requests_and_texts(tmp_path: Path) -> None:
     assert found.conversation(4).turns == first.turns and found.length == 4
 
 
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    text = "a\u2028b\u2029c\x85d"  # str.splitlines() splits at each of them; JSON allows them as they are
+    assert write(tmp_path / "q.jsonl", {"prompt": text}, {"prompt": "next"}).conversation(0).prompt == text
+
+
 def test_a_log_is_in_order_of_its_times(tmp_path: Path) -> None:
     found = write(tmp_path / "log.jsonl", {"prompt": "b", "at_s": 12.5}, {"prompt": "a", "at_s": 10})
     assert [(one.prompt, one.at_s) for one in found.log()] == [("a", 0.0), ("b", 2.5)]
@@ -99,7 +104,7 @@ def test_arrivals_are_poisson_and_shared_out() -> None:
 
 def test_lengths_are_printed_and_what_is_written_reads_the_same(tmp_path: Path) -> None:
     path = tmp_path / "agent.jsonl"
-    done = loadtest("workload", "agent", "--count", "20", "--seed", "5", "--output", str(path))
+    done = here("workload", "agent", "--count", "20", "--seed", "5", "--output", str(path))
     told = last_line(done)
     assert done.returncode == 0 and "characters sent" in done.stdout
     made, found = open_workload("agent", 5), FromFile(path)

@@ -1,0 +1,31 @@
+"""Which requests, tokens and readings belong to the window of a run."""
+
+from __future__ import annotations
+
+from loadtest.observe import Reading
+from loadtest.sample import Sample
+from loadtest.settings import RunSettings
+from loadtest.summary import summarise
+
+SETTINGS = RunSettings.model_validate({"url": "http://127.0.0.1/v1", "load": {"users": 1}})
+
+
+def test_throughput_counts_what_ended_in_the_window_whenever_it_began() -> None:
+    samples = [
+        Sample("before", 0, 5.0, end_s=4.0),
+        Sample("into", 0, 8.0, end_s=4.0),
+        Sample("inside", 0, 12.0, end_s=4.0),
+        Sample("failed", 0, 12.0, end_s=4.0, error="HTTP 503"),
+        Sample("out of", 0, 18.0, end_s=4.0),
+    ]
+    found = summarise(SETTINGS, samples, 10.0, 20.0)
+    assert found["throughput"]["requests_per_s"] == 0.2  # into, inside
+    assert (found["requests"], found["failed"]) == (3, 1)  # those that were due in it
+
+
+def test_mat_of_counters_leaves_out_what_was_before_and_after_the_window() -> None:
+    told = ((0.0, 0, 0), (9.0, 1000, 0), (12.0, 1060, 40), (21.0, 1200, 150), (60.0, 9000, 150))
+    readings = [Reading(at_s, generated=generated, accepted=accepted) for at_s, generated, accepted in told]
+    assert summarise(SETTINGS, [], 10.0, 20.0, readings)["mat"] == 4.0  # 200 tokens in 50 steps, from 9 s to 21 s
+    assert summarise(SETTINGS, [], 0.0, 60.0, readings)["mat"] == round(9000 / 8850, 4)
+    assert summarise(SETTINGS, [], 10.0, 20.0, readings[2:4])["mat"] == round(140 / 30, 4)  # none before: the nearest
