@@ -11,11 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FORBIDDEN = {
-    "racer": {"ray", "redis", "datastore", "deployments", "loadtest"},
-    "datastore": {"torch", "ray", "racer", "deployments", "loadtest"},
+    "racer": {"ray", "redis", "datastore", "deployments", "loadtest", "k8s"},
+    "datastore": {"torch", "ray", "racer", "deployments", "loadtest", "k8s"},
     "deployments": {"loadtest", "k8s"},
     "k8s": {"torch", "ray", "redis", "loadtest"},
-    "loadtest": {"torch", "ray", "redis", "racer", "datastore", "deployments"},
+    "loadtest": {"torch", "ray", "redis", "racer", "datastore", "deployments", "k8s"},
 }
 
 
