@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -28,7 +29,7 @@ import aiohttp
 from racer import AsyncEngine, Engine, EngineConfig, Request, SamplingParams
 from racer.text import render_chat
 
-CONFIG = """
+CONFIG = f"""
 applications:
   - name: racer
     route_prefix: /
@@ -36,8 +37,9 @@ applications:
     args:
       models:
         - name: demo
-          engine: {model: demo, max_running: 32}
-          autoscaling: {min_replicas: 1, max_replicas: 1}
+          num_cpus: {os.cpu_count() or 1}
+          engine: {{model: demo, max_running: 32}}
+          autoscaling: {{min_replicas: 1, max_replicas: 1}}
 """
 READY_S = 300.0
 Stream = Callable[[str], AsyncIterator[int]]

@@ -17,6 +17,8 @@ def load_engine(config: ModelConfig) -> AsyncEngine:
     from racer.async_engine import AsyncEngine
     from racer.config import Drafts
     from racer.engine import Engine
+    from racer.types import SamplingParams
+    from racer.verify.sampling import sample
 
     torch.set_num_threads(config.replica_threads)
 
@@ -24,6 +26,7 @@ def load_engine(config: ModelConfig) -> AsyncEngine:
         made = Engine(config.engine_config())
         if made.config.drafts is not Drafts.OFF:
             made.drafter.warm_up()
+        sample(torch.zeros(2), SamplingParams(temperature=1.0), 0.5)  # compiles what draws
         return made
 
     return AsyncEngine(make)

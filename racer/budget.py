@@ -95,8 +95,8 @@ _LEAST_REACH = 4
 _MEMORY_STEPS = 20
 _PROBE_SHARE = 0.004
 _PROBE_EVERY = 16
-_VAIN_STEPS, _LONGEST_PAUSE = 6, 16
-"""So many steps in a row without a node that pays: nothing is drafted for one step, then for two, at most for 16."""
+_VAIN_STEPS, _LONGEST_PAUSE = 6, 8
+"""So many steps in a row without a node that pays: nothing is drafted for one step, then for two, at most for 8."""
 _PROBES_AFTER_CHANGE = (0.0, 0.25, 0.5, 2.0) * 2
 """Times as many nodes as pay, every other step."""
 
@@ -140,6 +140,10 @@ class BudgetController:
         """
         if all(len(tree) == 1 for tree in trees):
             self._pause = max(0, self._pause - 1)
+            if trees and not fixed_tokens:
+                self._remember(len(trees), len(trees))
+                self._credit = min(1.0, self._credit + _PROBE_SHARE)
+                self._since_probe += 1
             return [1] * len(trees)
         plan = plan_step(
             self._probs(trees),
@@ -151,12 +155,12 @@ class BudgetController:
         best = plan.best
         sizes = plan.sizes(best)
         self._reach = max(0.9 * self._reach, max(sizes))
+        if fixed_tokens:
+            return sizes
         self._in_vain = 0 if best else self._in_vain + 1
         if self._in_vain >= _VAIN_STEPS:
             self._pause = min(self._in_vain // _VAIN_STEPS, _LONGEST_PAUSE)
-        if fixed_tokens:
-            return sizes
-        self._earned(plan, best)
+        self._remember(float(plan.gain[best]), plan.requests * float(plan.ms[best] / plan.ms[0]))
         return plan.sizes(self._probed(plan, best))
 
     def _probs(self, trees: Sequence[DraftTree]) -> list[Floats]:
@@ -164,11 +168,11 @@ class BudgetController:
         probs = self._reliability.calibrated(sources, np.concatenate([tree.probs[1:] for tree in trees]))
         return np.split(probs, np.cumsum([len(tree) - 1 for tree in trees])[:-1])
 
-    def _earned(self, plan: Plan, best: int) -> None:
-        """Remember how many tokens the latest steps bring, and how many plain decoding would in the same time."""
+    def _remember(self, tokens: float, plain_tokens: float) -> None:
+        """How many tokens the latest step brings, and how many plain decoding would in the same time."""
         keep = 1.0 - 1.0 / _MEMORY_STEPS
-        self._tokens = keep * self._tokens + float(plan.gain[best])
-        self._plain_tokens = keep * self._plain_tokens + plan.requests * float(plan.ms[best] / plan.ms[0])
+        self._tokens = keep * self._tokens + tokens
+        self._plain_tokens = keep * self._plain_tokens + plain_tokens
 
     def _probed(self, plan: Plan, best: int) -> int:
         """``best``, or now and then another number to learn from."""

@@ -15,7 +15,7 @@ from deployments.batch.answers import Reply, answer, patiently, unanswered, whol
 from deployments.batch.order import submission_order
 from deployments.batch.records import RecordFile
 from deployments.batch.requests import Item, LineError, Reading
-from deployments.batch.shelf import Json, Shelf, new_id
+from deployments.batch.shelf import Json, Shelf
 from deployments.batch.validation import Validated, validate
 from deployments.calls import Call
 from deployments.config import AppConfig, KeyConfig
@@ -52,28 +52,38 @@ class BatchRun:
         self._saved_s = 0.0
 
     async def execute(self) -> None:
-        """Validate, answer, and make the files. Cancelled: it goes on later, from its records."""
+        """Validate, answer, and make the files. Cancelled: it goes on later, from its records.
+
+        Raises:
+            OSError: the folder cannot be used; it goes on later too. Any other error ends the batch as failed: it would
+                come back each time.
+        """
         try:
             self._key = self._keys.of_owner(self._batch["owner"])
             await self._execute()
         except FileNotFoundError:
-            self._fail("invalid_input_file", "the input file is not there any more")
+            await self._fail("invalid_input_file", "the input file is not there any more")
         except ApiError as error:
-            self._fail(error.code or "error", error.message)
+            await self._fail(error.code or "error", error.message)
+        except OSError:
+            raise
+        except Exception as error:
+            _log.exception("batch failed", extra={"batch": self._batch["id"]})
+            await self._fail("internal_error", f"an error of the service ({type(error).__name__})")
 
-    def _fail(self, code: str, message: str) -> None:
+    async def _fail(self, code: str, message: str) -> None:
         error = {"code": code, "message": message, "line": None, "param": None}
-        self._end("failed", errors={"object": "list", "data": [error]})
+        await self._end("failed", errors={"object": "list", "data": [error]})
 
     async def _execute(self) -> None:
         batch = self._batch
         if batch["status"] == "validating":
             checked = await asyncio.to_thread(self._validate)
             if checked.errors:
-                self._end("failed", errors={"object": "list", "data": checked.errors})
+                await self._end("failed", errors={"object": "list", "data": checked.errors})
                 return
             batch["request_counts"]["total"] = checked.requests
-            self._set("in_progress")
+            await self._set("in_progress")
         records = await asyncio.to_thread(RecordFile, self._shelf.records(batch["id"]))
         try:
             status = "completed"
@@ -81,14 +91,22 @@ class BatchRun:
                 status = await self._answer(records)
                 if status == "expired":
                     await asyncio.to_thread(self._expire, records)
+                if status in ("completed", "expired"):
+                    self._check_all_done(records)
                 if status == "completed":
-                    self._set("finalizing")
+                    await self._set("finalizing")
             await asyncio.to_thread(self._make_files, records)
             self._count(records)
-            self._end(status)
+            await self._end(status)
         finally:
             records.close()
         self._shelf.records(batch["id"]).unlink(missing_ok=True)
+
+    def _check_all_done(self, records: RecordFile) -> None:
+        total = self._batch["request_counts"]["total"]
+        if len(records.done) < total:
+            told = f"{total - len(records.done)} of {total} requests have no record; the input file has changed"
+            raise ApiError(500, told, "invalid_input_file")
 
     def _validate(self) -> Validated:
         path = self._shelf.data(self._batch["input_file_id"])
@@ -104,6 +122,14 @@ class BatchRun:
     async def _answer(self, records: RecordFile) -> str:
         """Answer what has no record; the status in which that ends."""
         tasks: set[asyncio.Task[None]] = set()
+        failed: list[BaseException] = []
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._slots.release()
+            tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                failed.append(error)
+
         items = self._items(set(records.done))
         try:
             while window := await asyncio.to_thread(
@@ -112,16 +138,19 @@ class BatchRun:
                 for request, item in submission_order(window):
                     if (ended := await self._slot(records)) is not None:
                         return ended
+                    if failed:
+                        self._slots.release()
+                        raise failed[0]
                     task = asyncio.create_task(self._answer_one(request, item, records))
                     tasks.add(task)
-                    task.add_done_callback(lambda _: self._slots.release())
-                    task.add_done_callback(tasks.discard)
-            while tasks:
-                if (ended := self._ended(records)) is not None:
+                    task.add_done_callback(over)
+            while tasks and not failed:
+                if (ended := await self._ended(records)) is not None:
                     return ended
-                done, _ = await asyncio.wait(tasks, timeout=_SAVE_S, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+                if tasks:
+                    await asyncio.wait(tasks, timeout=_SAVE_S, return_when=asyncio.FIRST_COMPLETED)
+            if failed:
+                raise failed[0]
             return "completed"
         finally:
             for task in tasks:
@@ -131,19 +160,19 @@ class BatchRun:
     async def _slot(self, records: RecordFile) -> str | None:
         """Wait for room for one more request; the status in which the batch ends meanwhile."""
         while True:
-            if (ended := self._ended(records)) is not None:
+            if (ended := await self._ended(records)) is not None:
                 return ended
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SAVE_S):
                     await self._slots.acquire()
                     return None
 
-    def _ended(self, records: RecordFile) -> str | None:
+    async def _ended(self, records: RecordFile) -> str | None:
         if time.monotonic() - self._saved_s >= _SAVE_S:
             self._count(records)
-            self._shelf.save_batch(self._batch)
+            await _to_its_end(self._shelf.save_batch, self._batch)
             self._saved_s = time.monotonic()
-            now = self._shelf.batch(self._batch["id"], self._batch["owner"])
+            now = await asyncio.to_thread(self._shelf.batch, self._batch["id"], self._batch["owner"])
             if now["status"] == "cancelling":
                 self._batch["cancelling_at"] = now["cancelling_at"]
                 return "cancelled"
@@ -151,15 +180,19 @@ class BatchRun:
 
     async def _answer_one(self, request: int, item: Item, records: RecordFile) -> None:
         key, names = self._key, (model.name for model in self._config.models)
-        result = await answer(
-            item,
-            tuple(name for name in names if self._keys.check_model(key, name)),
-            lambda call: patiently(self._respond, call, _PAUSE_S, self._config.limits.timeout_s),
-            namespace=None if key is None else key.namespace,
-            learn=None if key is None else key.learn,
-            deadline_s=self._config.limits.timeout_s,
-        )
-        records.add(request, result)
+        try:
+            result = await answer(
+                item,
+                tuple(name for name in names if self._keys.check_model(key, name)),
+                lambda call: patiently(self._respond, call, _PAUSE_S, self._config.limits.timeout_s),
+                namespace=None if key is None else key.namespace,
+                learn=None if key is None else key.learn,
+                deadline_s=self._config.limits.timeout_s,
+            )
+        except Exception as error:
+            _log.exception("a request cannot be answered", extra={"batch": self._batch["id"]})
+            result = unanswered(item, "internal_error", f"an error of the service ({type(error).__name__})")
+        await _to_its_end(records.add, request, result)
 
     async def _respond(self, call: Call) -> Reply:
         body = await whole(self._backend().answer(call.body["model"], call))
@@ -195,34 +228,21 @@ class BatchRun:
             "total_tokens": records.prompt_tokens + records.completion_tokens,
         }
 
-    def _set(self, status: str) -> None:
+    async def _set(self, status: str) -> None:
         self._batch |= {"status": status, f"{status}_at": int(time.time())}
-        self._shelf.save_batch(self._batch)
+        await _to_its_end(self._shelf.save_batch, self._batch)
 
-    def _end(self, status: str, **more: Any) -> None:
+    async def _end(self, status: str, **more: Any) -> None:
         self._batch |= more
-        self._set(status)
+        await self._set(status)
         counts = self._batch["request_counts"]
         _log.info("batch", extra={"batch": self._batch["id"], "status": status, **counts})
 
 
-def new_batch(asked: Json, owner: str, endpoint: str, window_s: int, output_expires_s: int | None) -> Json:
-    """A batch as it begins; ``asked``: what of the request it repeats."""
-    now = int(time.time())
-    times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-    return {
-        "id": new_id("batch_"),
-        "object": "batch",
-        "endpoint": endpoint,
-        "errors": None,
-        "status": "validating",
-        "output_file_id": None,
-        "error_file_id": None,
-        "created_at": now,
-        "expires_at": now + window_s,
-        **{f"{name}_at": None for name in times},
-        "request_counts": {"total": 0, "completed": 0, "failed": 0},
-        "usage": None,
-        "owner": owner,
-        "output_expires_s": output_expires_s,
-    } | asked
+async def _to_its_end(write: Callable[..., object], *args: object) -> None:
+    """Call ``write`` in a thread; who is cancelled meanwhile ends after it: nothing is written once locks are freed."""
+    writing = asyncio.ensure_future(asyncio.to_thread(write, *args))
+    try:
+        await asyncio.shield(writing)
+    finally:
+        await asyncio.wait({writing})

@@ -1,7 +1,7 @@
 """The records of a run until all are there: small files beside the output, each whole or not there at all.
 
-``OUTPUT.parts/`` holds ``job.json`` (of what run they are), ``part-RUN-NUMBER.parquet`` (records and what their answers
-took) and at last ``merged`` (the output is complete, the rest may be deleted). One process writes it: each request's
+``OUTPUT.parts/`` holds ``job.json`` (of what run they are) and ``part-RUN-NUMBER.parquet`` (records and what their
+answers took). Once the output is complete ``job.json`` is deleted, then the rest. One process writes it: each request's
 first record is kept, later ones are dropped, so that a request answered twice has one record all the same.
 """
 
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs as pafs
 
 from deployments.batch.answers import SOURCES, Result, Tally
-from deployments.batch.locations import Location
+from deployments.batch.locations import Location, short
 from deployments.batch.merging import in_order, in_turn
 from deployments.errors import ConfigError, DeploymentError
 
@@ -169,9 +169,9 @@ class Journal:
                 with part.writing() as stream:
                     pq.write_table(table.replace_schema_metadata(known), stream, compression="zstd")
             except (OSError, pa.ArrowException) as error:
-                told = " ".join(str(error).split())[:200]
                 raise DeploymentError(
-                    f"{part.text}: cannot be written ({told}); what was written before is kept: mend it, then --resume"
+                    f"{part.text}: cannot be written ({short(error)}); what was written before is kept: "
+                    "mend it, then --resume"
                 ) from error
             self._part += 1
             self._waiting = []
@@ -185,12 +185,21 @@ class Journal:
         return [self.folder.child(name) for name in names if name.startswith("part-") and name.endswith(".parquet")]
 
     def records(self, *, ordered: bool) -> Iterator[tuple[bool, bytes]]:
-        """Each record and whether it failed; ``ordered``: as the inputs stand, else as they were finished."""
+        """Each record and whether it failed; ``ordered``: as the inputs stand, else as they were finished.
+
+        Raises:
+            DeploymentError: at the end, if requests that are done had no record in the parts that could be read.
+        """
         written = np.zeros(len(self.done), dtype=bool)  # two runs may have written, if both thought to be the only one
         for request, failed, record in in_order(self.parts()) if ordered else in_turn(self.parts()):
             if not written[request]:
                 written[request] = True
                 yield failed, record
+        if missing := int(np.count_nonzero(self.done & ~written)):
+            raise DeploymentError(
+                f"{self.folder.text}: of {len(written)} records {missing} cannot be read again; nothing was deleted: "
+                "mend it, then --resume"
+            )
 
     def discard(self) -> None:
         """Delete the folder, whose output is complete or not wanted."""

@@ -135,7 +135,7 @@ def _check_file(place: Location) -> None:
     try:
         kind = place.kind()
     except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"--input {place.text}: cannot be reached ({_short(error)})") from None
+        raise ConfigError(f"--input {place.text}: cannot be reached ({short(error)})") from None
     if kind == pafs.FileType.NotFound:
         raise ConfigError(f"--input {place.text}: there is no such file; correct the path")
     if kind == pafs.FileType.Directory:
@@ -157,7 +157,7 @@ def _matches(text: str) -> list[Location]:
     try:
         entries = base.filesystem.get_file_info(pafs.FileSelector(base.path, recursive=True, allow_not_found=True))
     except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"--input {text}: cannot be listed ({_short(error)})") from None
+        raise ConfigError(f"--input {text}: cannot be listed ({short(error)})") from None
     names = sorted(
         entry.path for entry in entries if entry.type == pafs.FileType.File and fnmatch.fnmatchcase(entry.path, wanted)
     )
@@ -170,7 +170,7 @@ def _through_fsspec(text: str, first: Exception) -> tuple[Any, str]:
     try:
         filesystem, path = fsspec.core.url_to_fs(text)
     except (ImportError, ValueError, OSError) as error:
-        raise ConfigError(f"{text}: no file system can be opened for it ({_short(first)}; {_short(error)})") from None
+        raise ConfigError(f"{text}: no file system can be opened for it ({short(first)}; {short(error)})") from None
     return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), path
 
 
@@ -179,5 +179,6 @@ def _stem(path: str) -> str:
     return f"{folder}{slash}{name.rpartition('.')[0] or name}"
 
 
-def _short(error: Exception) -> str:
+def short(error: Exception) -> str:
+    """What an error says, as a part of a sentence."""
     return " ".join(str(error).split())[:200]

@@ -12,8 +12,8 @@ from filelock import FileLock, Timeout
 from pyarrow import fs as pafs
 
 from deployments.batch.journal import Journal, check_same
-from deployments.batch.locations import Location
-from deployments.errors import ConfigError
+from deployments.batch.locations import Location, short
+from deployments.errors import ConfigError, DeploymentError
 
 _LOCK = "lock"
 
@@ -65,7 +65,11 @@ class Outputs:
             yield journal
 
     def finish(self, journal: Journal, summary: dict[str, Any], *, ordered: bool) -> None:
-        """Write answers, errors and summary from the journal's parts, and delete these. Raises ConfigError."""
+        """Write answers, errors and summary from the journal's parts, and delete these.
+
+        Raises:
+            DeploymentError: a part cannot be read, or a file not be written; the parts are kept.
+        """
         try:
             with ExitStack() as stack:
                 answers = stack.enter_context(self.answers.writing())
@@ -78,7 +82,10 @@ class Outputs:
             journal.folder.child("job.json").remove()  # from now on the output says that all is done
             journal.discard()
         except (OSError, pa.ArrowException) as error:
-            raise self._unwritable(self.answers, error) from None
+            raise DeploymentError(
+                f"--output {self.answers.text}: cannot be made of the records in {self.parts.text} ({short(error)}); "
+                "they are kept: mend it, then --resume"
+            ) from error
 
     def _refuse(self, kept: dict[str, Any] | None, *, resume: bool, overwrite: bool) -> None:
         if resume or overwrite:
@@ -120,5 +127,4 @@ class Outputs:
             place.remove()
 
     def _unwritable(self, place: Location, error: Exception) -> ConfigError:
-        told = " ".join(str(error).split())[:200]
-        return ConfigError(f"--output {place.text}: cannot be written ({told}); name another place")
+        return ConfigError(f"--output {place.text}: cannot be written ({short(error)}); name another place")

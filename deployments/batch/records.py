@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,14 +26,16 @@ class RecordFile:
             whole = end
         self._file = path.open("ab")
         self._file.truncate(whole)
+        self._lock = threading.Lock()
 
     def add(self, request: int, result: Result) -> None:
-        """Append a request's record."""
+        """Append a request's record. From any thread. Raises OSError."""
         tokens = [result.tally.prompt_tokens, result.tally.completion_tokens]
         line = {"request": request, "failed": result.failed, "tokens": tokens, "record": orjson.Fragment(result.record)}
-        self._file.write(orjson.dumps(line) + b"\n")
-        self._file.flush()
-        self._count(request, result.failed, tokens)
+        with self._lock:
+            self._file.write(orjson.dumps(line) + b"\n")
+            self._file.flush()
+            self._count(request, result.failed, tokens)
 
     def _count(self, request: int, failed: bool, tokens: list[int]) -> None:
         self.done.add(request)

@@ -82,12 +82,12 @@ class Reading:
         if self.form == "text":
             return self._plain({"prompt": _text_of(raw)}, own_id, "prompt")
         record = _object(raw)
-        if "body" in record or "url" in record or "method" in record:
-            return self._batch(record)
         if self.column is not None:
             if self.column not in record:
                 raise LineError("missing_field", f"the line has no field {self.column!r}", _id(record), self.column)
             return self._plain(record, own_id, self.column)
+        if "body" in record or "url" in record or "method" in record:
+            return self._batch(record)
         return self._record(record, own_id)
 
     def read_batch(self, raw: bytes) -> Item:

@@ -12,9 +12,8 @@ from fastapi import FastAPI, Form, Header, Query, Response, UploadFile
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from starlette.responses import FileResponse
 
-from deployments.batch.batch_run import new_batch
 from deployments.batch.runner import BatchRunner
-from deployments.batch.shelf import ENDED, Json, Shelf, new_id, public
+from deployments.batch.shelf import ENDED, Json, Shelf, new_batch, new_id, public
 from deployments.config import AppConfig
 from deployments.errors import ApiError
 from deployments.keys import KeyRing, owner_of
@@ -109,20 +108,24 @@ def add_batch_routes(
         return _page(wanted[::-1] if order == "asc" else wanted, after, limit)
 
     @api.get("/v1/files/{file_id}", responses=errors)
-    async def file(file_id: str, authorization: Authorization = None) -> Json:
+    def file(file_id: str, authorization: Authorization = None) -> Json:
         """One file."""
         return public(shelf.file(file_id, owner(authorization)))
 
     @api.get("/v1/files/{file_id}/content", responses=errors, response_class=Response)
-    async def content(file_id: str, authorization: Authorization = None) -> Response:
+    def content(file_id: str, authorization: Authorization = None) -> Response:
         """What a file holds."""
         found = shelf.file(file_id, owner(authorization))
         return FileResponse(shelf.data(file_id), media_type="application/octet-stream", filename=found["filename"])
 
     @api.delete("/v1/files/{file_id}", responses=errors)
-    async def delete(file_id: str, authorization: Authorization = None) -> Json:
-        """Delete a file."""
-        shelf.file(file_id, owner(authorization))
+    def delete(file_id: str, authorization: Authorization = None) -> Json:
+        """Delete a file that no batch needs any more."""
+        whose = owner(authorization)
+        shelf.file(file_id, whose)
+        if (user := shelf.user_of(file_id, whose)) is not None:
+            told = f"the file is the input of batch {user}; cancel it, or wait until it has ended"
+            raise ApiError(409, told, "invalid_value", "file_id")
         shelf.remove_file(file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 
@@ -130,7 +133,7 @@ def add_batch_routes(
     async def create(body: BatchRequest, authorization: Authorization = None) -> Json:
         """Answer the requests of a file in the background."""
         whose = owner(authorization)
-        if shelf.file(body.input_file_id, whose)["purpose"] != "batch":
+        if (await asyncio.to_thread(shelf.file, body.input_file_id, whose))["purpose"] != "batch":
             raise ApiError(400, "the file's purpose is not batch", "invalid_value", "input_file_id")
         asked = body.model_dump(include={"input_file_id", "completion_window", "metadata"})
         kept_s = None if body.output_expires_after is None else body.output_expires_after.seconds
@@ -146,12 +149,12 @@ def add_batch_routes(
         return _page([_shown(one) for one in found], after, limit)
 
     @api.get("/v1/batches/{batch_id}", responses=errors)
-    async def batch(batch_id: str, authorization: Authorization = None) -> Json:
+    def batch(batch_id: str, authorization: Authorization = None) -> Json:
         """One batch."""
         return _shown(shelf.batch(batch_id, owner(authorization)))
 
     @api.post("/v1/batches/{batch_id}/cancel", responses=errors)
-    async def cancel(batch_id: str, authorization: Authorization = None) -> Json:
+    def cancel(batch_id: str, authorization: Authorization = None) -> Json:
         """End a batch; what it has answered is kept."""
         whose = owner(authorization)
         found = shelf.batch(batch_id, whose)

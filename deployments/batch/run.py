@@ -192,8 +192,9 @@ class Run:
                 self._failure = error
                 return
             if self.stopped and not told:
-                ray.get(self._coordinator.stop.remote())
-                told = True
+                with suppress(ray.exceptions.RayError):  # tried again
+                    ray.get(self._coordinator.stop.remote(), timeout=5)
+                    told = True
 
     def _note_spent(self) -> None:
         elapsed_s = time.monotonic() - self._started_s

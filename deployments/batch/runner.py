@@ -52,28 +52,32 @@ class BatchRunner:
         while True:
             self._wake.clear()
             try:
-                for batch in await asyncio.to_thread(self._shelf.unfinished, self._ended):
-                    self._take_up(batch)
-                await asyncio.to_thread(self._shelf.remove_expired)
+                unfinished = await asyncio.to_thread(self._shelf.unfinished, self._ended)
+                for batch in unfinished:
+                    await self._take_up(batch)
+                used = {batch["input_file_id"] for batch in unfinished}
+                await asyncio.to_thread(self._shelf.remove_expired, used)
             except Exception:
                 _log.exception("the batches' folder cannot be used")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await self._wake.wait()
 
-    def _take_up(self, batch: Json) -> None:
+    async def _take_up(self, batch: Json) -> None:
         if batch["id"] in self._running:
             return
         lock = self._shelf.lock(batch["id"])
         try:
-            lock.acquire()
+            await asyncio.to_thread(lock.acquire)
         except Timeout:  # another process runs it
             return
         self._running[batch["id"]] = asyncio.create_task(self._run(batch["id"], batch["owner"], lock))
 
     async def _run(self, batch_id: str, owner: str, lock: BaseFileLock) -> None:
         try:
-            batch = self._shelf.batch(batch_id, owner)  # as it is now that nobody else writes it
+            batch = await asyncio.to_thread(
+                self._shelf.batch, batch_id, owner
+            )  # as it is now that nobody else writes it
             if batch["status"] not in ENDED:
                 await BatchRun(self._config, self._keys, self._backend, self._shelf, self._slots, batch).execute()
         except Exception:

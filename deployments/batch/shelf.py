@@ -76,10 +76,10 @@ class Shelf:
         (self._files / f"{file_id}.json").unlink(missing_ok=True)
         self.data(file_id).unlink(missing_ok=True)
 
-    def remove_expired(self) -> None:
-        """Delete files whose time is over."""
+    def remove_expired(self, used: set[str]) -> None:
+        """Delete files whose time is over; ``used``: names of those that are still needed."""
         for found in list(_all(self._files)):
-            if _expired(found):
+            if _expired(found) and found["id"] not in used:
                 self.remove_file(found["id"])
 
     # --- batches
@@ -110,6 +110,13 @@ class Shelf:
                 found.append(batch)
         return found
 
+    def user_of(self, file_id: str, owner: str) -> str | None:
+        """Name of a batch of this owner's that has not ended and reads the file."""
+        for batch in self.batches(owner):
+            if batch["input_file_id"] == file_id and batch["status"] not in ENDED:
+                return str(batch["id"])
+        return None
+
     def cancel(self, batch_id: str) -> None:
         """Ask whoever runs the batch to end it."""
         (self._batches / f"{batch_id}.cancel").touch()
@@ -122,7 +129,7 @@ class Shelf:
 
     def lock(self, batch_id: str) -> FileLock:
         """Held by the one process that runs the batch; the system frees it when that ends, however it ends."""
-        return FileLock(self._batches / f"{batch_id}.lock", timeout=0)
+        return FileLock(self._batches / f"{batch_id}.lock", timeout=0, thread_local=False)
 
     def records(self, batch_id: str) -> Path:
         """Where the records of finished requests are."""
@@ -132,6 +139,28 @@ class Shelf:
 def new_id(kind: str) -> str:
     """A name for a file or a batch."""
     return f"{kind}{secrets.token_hex(12)}"
+
+
+def new_batch(asked: Json, owner: str, endpoint: str, window_s: int, output_expires_s: int | None) -> Json:
+    """A batch as it begins; ``asked``: what of the request it repeats."""
+    now = int(time.time())
+    times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    return {
+        "id": new_id("batch_"),
+        "object": "batch",
+        "endpoint": endpoint,
+        "errors": None,
+        "status": "validating",
+        "output_file_id": None,
+        "error_file_id": None,
+        "created_at": now,
+        "expires_at": now + window_s,
+        **{f"{name}_at": None for name in times},
+        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "usage": None,
+        "owner": owner,
+        "output_expires_s": output_expires_s,
+    } | asked
 
 
 def public(described: Json) -> Json:

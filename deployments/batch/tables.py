@@ -17,21 +17,27 @@ from deployments.errors import ConfigError
 DEFAULT_COLUMN = "prompt"
 ID_COLUMN = "custom_id"
 _ROWS = 4096
+_FIELD = 1 << 26  # characters: of a longer one a quote was not closed
 
 
 def write_lines(place: Location, column: str | None, target: BinaryIO) -> None:
     """Write each row's prompt, and its ``custom_id`` where there is such a column, as one line.
 
     Raises:
-        ConfigError: the file is none of its kind, or has no such column.
+        ConfigError: the file is none of its kind, has no such column, or no texts in it.
     """
     wanted = column or DEFAULT_COLUMN
-    rows = _parquet(place, wanted) if place.name.endswith(".parquet") else _csv(place, wanted)
+    rows = _parquet(place, wanted) if place.name.lower().endswith(".parquet") else _csv(place, wanted)
     try:
         for row in rows:
             target.write(orjson.dumps(row) + b"\n")
     except (csv.Error, pa.ArrowException, UnicodeDecodeError) as error:
         raise ConfigError(f"--input {place.text}: cannot be read as a table ({error}); correct the file") from None
+    except orjson.JSONEncodeError as error:
+        raise ConfigError(
+            f"--input {place.text}: column {wanted!r} or {ID_COLUMN!r} holds what is no text ({error}); "
+            "convert it to text"
+        ) from None
 
 
 def _parquet(place: Location, column: str) -> Iterator[dict[str, Any]]:
@@ -49,7 +55,8 @@ def _values(batch: Any, names: list[str]) -> Iterator[tuple[Any, ...]]:
 def _csv(place: Location, column: str) -> Iterator[dict[str, Any]]:
     with place.filesystem.open_input_stream(place.path) as stream:
         text = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", newline="")
-        delimiter = "\t" if place.name.endswith(".tsv") else ","
+        delimiter = "\t" if place.name.lower().endswith(".tsv") else ","
+        csv.field_size_limit(_FIELD)
         reader = csv.DictReader(text, delimiter=delimiter, strict=True)
         _columns(place, list(reader.fieldnames or ()), column)
         for row in reader:

@@ -50,6 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(str(stop) or "interrupted", INTERRUPTED)
 
 
+def positive(text: str) -> int:
+    """An option's value that is a whole number from 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be a whole number from 1")
+    return int(text)
+
+
 def _say(sentence: str, code: int) -> int:
     print(sentence, file=sys.stderr)
     return code

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deployments.commands import positive
 from deployments.commands.serve import RAY_ENVIRONMENT, STORE_URL, start_ray, with_embedded_store
 from deployments.config import AppConfig, ModelConfig, parse_config
 from deployments.errors import ConfigError
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--column", metavar="NAME", help="field or column with the prompt (default: prompt)")
     parser.add_argument("--chat", action="store_true", help="put plain prompts to the model as chat messages")
     parser.add_argument("--body", metavar="JSON", type=_body, default={}, help="fields of requests that lack them")
-    parser.add_argument("--lines-per-task", metavar="N", type=_positive, default=256, help="lines sent at once (256)")
+    parser.add_argument("--lines-per-task", metavar="N", type=positive, default=256, help="lines sent at once (256)")
     parser.add_argument("--progress-s", metavar="S", type=_seconds, default=10.0, help="time between JSON lines (10)")
     parser.add_argument("--price-per-hour", metavar="X", type=_seconds, help="of one worker, for the summary's cost")
     parser.add_argument("--address", metavar="HOST:PORT", help="a running Ray cluster (default: a new one)")
@@ -70,8 +71,9 @@ def execute(args: argparse.Namespace) -> int:
     model = _model(config, args.model)
     places = expand(args.input)
     outputs = Outputs(args.output)
-    if any(place.path == outputs.answers.path for place in places):
-        raise ConfigError(f"--output {outputs.answers.text}: is an input too; name another place")
+    for made in (outputs.answers, outputs.errors, outputs.summary):
+        if any(place.path == made.path for place in places):
+            raise ConfigError(f"--output {made.text}: is an input too; name another place")
     with tempfile.TemporaryDirectory(prefix="racer-batch-") as folder, ExitStack() as stack:
         reading = Reading(model=model.name, column=args.column, chat=args.chat, defaults=args.body)
         plan = make_plan(places, reading, args.lines_per_task, Path(folder))
@@ -216,12 +218,6 @@ def _body(text: str) -> dict[str, Any]:
             f"{text!r} is not valid: a JSON object is expected, as '{{\"max_tokens\": 200}}'"
         )
     return body
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: a whole number from 1 is expected")
-    return int(text)
 
 
 def _seconds(text: str) -> float:

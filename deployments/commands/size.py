@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import asdict
 
+from deployments.commands import positive
 from deployments.sizing import GIB, GPUS_GIB, Size, size
 
 SUMMARY = "what a replica of a model needs: memory for weights, cache and store"
@@ -27,24 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|GIB",
         help=f"GPU of a replica: {', '.join(GPUS_GIB)}, or its memory in GiB (default: the processor)",
     )
-    parser.add_argument("--context", type=_positive, default=4096, help="tokens of prompt and answer (default: 4096)")
+    parser.add_argument("--context", type=positive, default=4096, help="tokens of prompt and answer (default: 4096)")
     parser.add_argument(
         "--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="as the engine's setting"
     )
+    parser.add_argument("--cache-bytes", type=positive, help="as the engine's setting (default: as the engine chooses)")
     parser.add_argument(
-        "--cache-bytes", type=_positive, help="as the engine's setting (default: as the engine chooses)"
+        "--contexts", type=positive, default=1 << 23, help="contexts the store is to keep (default: 8388608)"
     )
-    parser.add_argument(
-        "--contexts", type=_positive, default=1 << 23, help="contexts the store is to keep (default: 8388608)"
-    )
-    parser.add_argument("--requests", type=_positive, help="requests at once; also tells the replicas that they need")
+    parser.add_argument("--requests", type=positive, help="requests at once; also tells the replicas that they need")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be a whole number from 1")
-    return int(text)
 
 
 def _gpu(text: str) -> int:

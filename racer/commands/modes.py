@@ -36,9 +36,10 @@ class Mode:
         ``sampling``: a line's own parameters. Length and drafts are not the line's to choose, and every mode draws with
         the same seed.
         """
-        return SamplingParams(
-            **{"seed": 0, **sampling, "max_tokens": max_tokens, "drafts": Drafts(self.drafts), "tree": self.tree}
-        )
+        own = {name: value for name, value in sampling.items() if name != "budget"}
+        own["seed"] = sampling.get("seed") or 0
+        own["min_tokens"] = min(sampling.get("min_tokens", 0), max_tokens)
+        return SamplingParams(**own | {"max_tokens": max_tokens, "drafts": Drafts(self.drafts), "tree": self.tree})
 
 
 PLAIN = Mode(Drafts.OFF)

@@ -9,6 +9,7 @@ arguments from the same places.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,18 +39,24 @@ class _Seen:
     outputs: Sequence[Any]
 
 
-_watched: list[_Seen] | None = None
+class _Thread(threading.local):
+    """Calls seen in this thread, while somebody watches."""
+
+    seen: list[_Seen] | None = None
+
+
+_thread = _Thread()
 
 
 def watchable(code: Code) -> Code:
     """The same code, whose calls can be watched."""
 
     def run(inputs: list[Any]) -> Sequence[Any]:
-        if _watched is None:
+        if _thread.seen is None:
             return code(inputs)
         given = tuple(inputs)
         outputs = code(inputs)
-        _watched.append(_Seen(code, given, outputs))
+        _thread.seen.append(_Seen(code, given, outputs))
         return outputs
 
     return run
@@ -57,13 +64,12 @@ def watchable(code: Code) -> Code:
 
 @contextmanager
 def _watching() -> Iterator[list[_Seen]]:
-    global _watched
     seen: list[_Seen] = []
-    _watched = seen
+    _thread.seen = seen
     try:
         yield seen
     finally:
-        _watched = None
+        _thread.seen = None
 
 
 _Place = tuple[int | str, int | None]
@@ -113,8 +119,12 @@ class ReplayedLayer:
         if len(seen) != 1 or not args or not isinstance(args[0], Tensor):
             raise NotRepeatableError(f"the layer is {len(seen)} pieces of code")
         rows = args[0].shape[1]
+        if any(isinstance(value, float) for value in (*args, *kwargs.values())):
+            raise NotRepeatableError("an argument is a number that may change")
         if rows in (1, WATCHED_ROWS):
             self._versions[rows == 1] = self._version(seen[0], args, kwargs, result, rows)
+        elif seen[0].code is not self._versions[False].code:
+            raise NotRepeatableError(f"{rows} rows have code of their own")
         return result
 
     def _version(self, seen: _Seen, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, rows: int) -> _Version:

@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_CPU_CACHE_BYTES = 1 << 30
 CUDA_CACHE_SHARE = 0.8
-_CHECKED_ROWS = (1, 2, 19)
+_MOST_ROWS = 48
+"""Rows of the largest step that is tried when layers have been compiled."""
 MIN_PLACES = 64
 """Tokens that the smallest cache holds; the start-up check needs them."""
 
@@ -73,10 +74,10 @@ class ModelRunner:
             with many_versions():
                 for rows in (WATCHED_ROWS, 1):
                     self._run_chain(rows)
-                expected = [self._run_chain(rows) for rows in _CHECKED_ROWS]
+                expected = self._samples()
             for layer in layers:
                 layer.replays = True
-            if not all(torch.equal(self._run_chain(rows), e) for rows, e in zip(_CHECKED_ROWS, expected, strict=True)):
+            if not all(map(torch.equal, self._samples(), expected)):
                 raise NotRepeatableError("their code gives other results when it is called directly")
         except Exception as error:  # of the compiler's many kinds
             undo(self.model)
@@ -84,8 +85,16 @@ class ModelRunner:
             return False
         return True
 
-    def _run_chain(self, rows: int) -> Tensor:
-        return self.run([Segment(np.zeros(rows, np.int32), np.arange(-1, rows - 1, dtype=np.int32), start=0, cached=0)])
+    def _run_chain(self, rows: int, cached: int = 0) -> Tensor:
+        """Logits after a chain of different tokens, behind the first ``cached`` of the same chain."""
+        tokens = (np.arange(cached, cached + rows) * 7 + 3) % self.vocab_size
+        chain = np.arange(-1, rows - 1, dtype=np.int32)
+        return self.run([Segment(tokens.astype(np.int32), chain, start=0, cached=cached, scored_from=rows - 1)])
+
+    def _samples(self) -> list[Tensor]:
+        """Steps of many rows, of few, of one behind others."""
+        most = _MOST_ROWS
+        return [self._run_chain(most), self._run_chain(2, most - 2), self._run_chain(1, most), self._run_chain(19)]
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment]) -> Tensor:

@@ -114,12 +114,15 @@ def _draw_logits(row: NDArray[np.float32], temperature: float, min_p: float, u: 
     most = row.max()
     weights = np.empty(len(row), np.float64)
     sums = np.zeros((len(row) + _BLOCK - 1) // _BLOCK)
-    _exp_blocks(row, most, 1.0 / temperature, min_p, weights, sums)
+    _exp_blocks(row, most, 1.0 / max(temperature, 1e-300), min_p, weights, sums)
     left = u * sums.sum()
     block = 0
-    while block + 1 < len(sums) and left >= sums[block]:
-        left -= sums[block]
-        block += 1
+    for b in range(len(sums)):
+        if sums[b] > 0.0:
+            block = b
+            if left < sums[b]:
+                break
+            left -= sums[b]
     token = block * _BLOCK
     for i in range(block * _BLOCK, len(row)):
         if weights[i] > 0.0:
@@ -146,7 +149,7 @@ def _exp_blocks(
         start = b * _BLOCK
         total = 0.0
         for j in range(min(_BLOCK, len(row) - start)):
-            x = max(float(row[start + j] - most) * scale * _LOG2E, -1022.0)
+            x = max((np.float64(row[start + j]) - np.float64(most)) * scale * _LOG2E, -1022.0)
             whole = math.floor(x)
             f = x - whole
             value = _TAYLOR[12]

@@ -33,6 +33,8 @@ def run(*args: object) -> subprocess.CompletedProcess[str]:
 
 def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = write_lines(tmp_path / "in.jsonl", [{"prompt": "x"}])
+    errors = write_lines(tmp_path / "out.errors.jsonl", [{"prompt": "x"}])
+    summary = write_lines(tmp_path / "out.summary.json", [{"prompt": "x"}])
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "there.jsonl").write_text("")
     (tmp_path / "parts.jsonl.parts").mkdir()
@@ -47,6 +49,9 @@ def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path, capsys: pytest.Cap
         (("--input", good, "--output", tmp_path / "parts.jsonl"), "unfinished run"),
         (("--input", good, "--output", tmp_path / "parts.jsonl", "--resume"), "inputs hold something else"),
         (("--input", good, "--output", good, "--overwrite"), "is an input too"),
+        (("--input", errors, *out, "--overwrite"), "out.errors.jsonl: is an input too"),
+        (("--input", good, errors, "--output", tmp_path / "out.txt", "--overwrite"), "is an input too"),
+        (("--input", summary, *out, "--overwrite"), "out.summary.json: is an input too"),
         (("--input", good, *out, "--resume", "--overwrite"), "contradict"),
         (("--input", good, *out, "--replicas", "3:2"), "MIN:MAX"),
         (("--input", good, *out, "--body", "[]"), "JSON object"),
@@ -62,7 +67,7 @@ def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path, capsys: pytest.Cap
         assert word in told and told.count("\n") == 1, (args, told)
     done = run("--input", tmp_path / "empty.jsonl", *out)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
-    assert good.exists() and not (tmp_path / "out.jsonl").exists()
+    assert good.exists() and errors.exists() and summary.exists() and not (tmp_path / "out.jsonl").exists()
 
 
 def test_workers_are_as_configuration_and_options_say() -> None:

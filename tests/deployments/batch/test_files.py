@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,24 @@ def test_tables_are_read_by_column(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_text("none")
     with pytest.raises(ConfigError, match=r"b\.parquet"):
         plan_of(tmp_path / "b.parquet", folder=tmp_path)
+
+
+def test_tables_by_any_spelling_of_their_suffix_and_with_long_cells(tmp_path: Path) -> None:
+    long = "word " * 60_000
+    (tmp_path / "A.CSV").write_text(f'prompt\n"{long}"\nshort\n')
+    (tmp_path / "A.TSV").write_text("prompt\tz\nhello, you\t1\n")
+    pq.write_table(pa.table({"prompt": ["one"]}), tmp_path / "A.PARQUET")
+    assert prompts(plan_of(tmp_path / "A.CSV", folder=tmp_path)) == [long, "short"]
+    assert prompts(plan_of(tmp_path / "A.TSV", folder=tmp_path)) == ["hello, you"]
+    assert prompts(plan_of(tmp_path / "A.PARQUET", folder=tmp_path)) == ["one"]
+
+
+@pytest.mark.parametrize("value", [b"bytes", Decimal("1.5")])
+def test_table_that_holds_no_texts_is_one_sentence(tmp_path: Path, value: Any) -> None:
+    pq.write_table(pa.table({"prompt": [value]}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet: column 'prompt'.*no text.*convert it") as wrong:
+        plan_of(tmp_path / "a.parquet", folder=tmp_path)
+    assert "\n" not in str(wrong.value)
 
 
 def test_double_ids_are_found_across_files(tmp_path: Path) -> None:

@@ -129,6 +129,11 @@ def test_cancelled_keeps_what_is_answered(tmp_path: Path) -> None:
     with served(tmp_path, max_in_flight=2) as server, client_of(server) as client:
         batch_id = begin(client, slow(200))
         wait_until(lambda: completed(client, batch_id) > 2, "some are answered", 30)
+        source = client.batches.retrieve(batch_id).input_file_id
+        with pytest.raises(openai.ConflictError, match=batch_id):
+            client.files.delete(source)
+        described = tmp_path / "files" / f"{source}.json"  # nor does it go when its time is over
+        described.write_text(json.dumps(json.loads(described.read_text()) | {"expires_at": int(time.time()) - 1}))
         assert client.batches.cancel(batch_id).status == "cancelling"
         batch = ended(client, batch_id)
         assert batch.status == "cancelled" and batch.cancelling_at and batch.cancelled_at
@@ -137,6 +142,7 @@ def test_cancelled_keeps_what_is_answered(tmp_path: Path) -> None:
         with pytest.raises(openai.ConflictError):
             client.batches.cancel(batch_id)
         wait_until(lambda: not server.engine.has_work, "nothing is decoded any more")
+        wait_until(lambda: not described.exists(), "the input goes now that nobody reads it")
 
 
 def test_expired_has_a_record_for_each_line(tmp_path: Path) -> None:

@@ -98,6 +98,9 @@ def test_plain_lines() -> None:
     assert read({"messages": [{"role": "user", "content": "x"}]}).kind == "chat"
     in_column = read({"text": "x", "other": 1, "custom_id": "c"}, column="text")
     assert in_column == Item("c", "completion", {"model": "demo", "prompt": "x"})
+    of_data = {"text": "x", "url": "https://example.org", "method": "GET", "body": "y"}  # no request of OpenAI's form
+    assert read(of_data, column="text").body == {"model": "demo", "prompt": "x"}
+    assert read(of_data, column="body").body["prompt"] == "y"
     with pytest.raises(LineError, match="no field 'text'"):
         read({"prompt": "x"}, column="text")
     spec_bench = {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": []}
