@@ -141,37 +141,3 @@ def test_a_server_that_does_not_start_fails_its_runs_alone(tmp_path: Path) -> No
 def test_records_are_lines_whatever_their_texts_hold(tmp_path: Path) -> None:
     (tmp_path / "runs.jsonl").write_text('{"id": "a", "error": "one\u2028two"}\n{"id": "b", "er', encoding="utf-8")
     assert read_runs(tmp_path) == [{"id": "a", "error": "one\u2028two"}]  # the last line was cut off by a kill
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_own_servers_with_cold_and_warm_stores(tmp_path: Path) -> None:
-    """The real thing: the demo model on Ray Serve; what a warm store was taught is accepted; a cold one is empty."""
-    engine = {"model": "demo", "prior": False, "compile": False}
-    config = {
-        "models": [{"name": "demo", "engine": engine, "num_cpus": 1, "threads": 2}],
-        "store": {"url": "embedded:"},
-    }
-    variants = [{"name": "plain", "drafts": "off"}, {"name": "racer", "drafts": "racer", "store": ["cold", "warm"]}]
-    changes = {
-        "servers": {"own": {"config": config}},
-        "variants": variants,
-        "loads": [{"users": 2}],
-        "repeats": 1,
-        "settle": 1,
-    }
-    changes["run"] = {"duration_s": 4.0, "max_tokens": 40, "price_per_replica_hour": 1.0, "poll_s": 1.0}
-    path = grid(tmp_path / "g.yaml", **changes, warm={"conversations": 8, "users": 4})
-    done = loadtest("sweep", str(path), "--output", str(tmp_path / "out"), timeout_s=280)
-    assert done.returncode == 0, done.stderr
-    plain, cold, warm = (
-        next(record for record in read_runs(tmp_path / "out") if record["variant"] == name)["figures"]
-        for name in ("plain", "racer cold", "racer warm")
-    )
-    assert plain["mat"] == 1.0 and plain["acceptance"] == {} and plain["failed"] == 0
-    assert cold["mat"] > 1.0 and warm["mat"] > cold["mat"]
-    assert warm["acceptance"]["store"]["accepted"] > 0
-    assert plain["replicas"] == cold["replicas"] == 1.0
-    assert warm["cost_per_million_tokens"] == pytest.approx(
-        1e6 / 3600 / warm["throughput"]["output_tokens_per_s"], rel=1e-3
-    )
