@@ -44,8 +44,8 @@ class Difference:
 def tolerance(logit: float, dtype: torch.dtype) -> float:
     """Largest gap between two logits, the larger being ``logit``, that rounding can close.
 
-    Four units in the last place of the larger one (docs/log.md), but at least 0.05 in half precision (bfloat16, float16) and 1e-4 in
-    float32.
+    Four units in the last place of the larger one (docs/log.md), but at least 0.05 in half precision (bfloat16,
+    float16) and 1e-4 in float32.
     """
     least = _FULL_PRECISION_GAP if dtype == torch.float32 else _HALF_PRECISION_GAP
     ulp = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(max(abs(logit), 1e-30)))
