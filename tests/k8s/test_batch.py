@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -89,10 +90,10 @@ def test_entrypoint_runs_as_written(job: dict[str, Any], overlay: Get, tmp_path:
     args["store"] = {"url": None}
     (config / "batch.yaml").write_text(yaml.safe_dump(values))
     command = job["entrypoint"].replace("/data/", f"{data}/").replace("/etc/racer/", f"{config}/")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # `python` is this one, as in the image
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": path}
     for _ in range(2):  # the second time, as after an interruption: nothing is lost, nothing is answered twice
-        done = subprocess.run(
-            ["bash", "-c", command], env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}, capture_output=True, text=True
-        )
+        done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         answers = [json.loads(line) for line in (data / "answers.jsonl").read_text().splitlines()]
         assert sorted(answer["custom_id"] for answer in answers) == ["r0", "r1", "r2"]
