@@ -30,7 +30,7 @@ apt = command -v $(1) >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get 
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(2); } >>$(LOG) 2>&1; }; } || \
 	echo "note: $(1) is missing (Debian: apt-get install $(2)); $(3)" >&2
 
-.PHONY: help setup run decode test test-live test-gpu check bench clean lock
+.PHONY: help setup run decode test test-gpu check bench clean lock
 
 help: ## Show what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -49,11 +49,6 @@ test: setup ## Run the tests; ARGS="-k name" chooses some
 	@$(call apt,redis-server,redis-server,tests of the datastore are skipped)
 	@$(call apt,prometheus,prometheus,tests of alerts and dashboard are skipped)
 	@$(PY) -m pytest $(ARGS)
-
-test-live: setup ## Run what the Kubernetes overlays serve on a local Ray cluster, watched by Prometheus
-	@$(call apt,redis-server,redis-server,it cannot run)
-	@$(call apt,prometheus,prometheus,it cannot run)
-	@RACER_TEST_LIVE=1 $(PY) -m pytest tests/k8s/test_live.py $(ARGS)
 
 check: $(INSTALLED) ## Format, lint and types
 	@$(PY) -m ruff format --check --quiet . || { echo "run '$(PY) -m ruff format .'" >&2; exit 1; }

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import re
-import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from typing import Annotated, Any, Protocol
 
 from fastapi import FastAPI, Header, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.calls import Call, Piece
 from deployments.config import AppConfig, KeyConfig, ModelConfig
+from deployments.error_responses import ErrorBody, add_error_handlers
 from deployments.errors import ApiError
 from deployments.keys import KeyRing
-from deployments.responses import event
+from deployments.request_context import RequestContext
 from deployments.schema import ApiRequest, ChatRequest, CompletionRequest
+from deployments.streaming import EventStream, close_pieces, first_piece
 
-REQUEST_ID = "x-request-id"
 FILES_PATH = "/v1/files"
 FORM_BYTES = 64 << 10
 """What a form may have beside the file in it."""
-_USABLE_ID = re.compile(r"[!-~]{1,128}")
-_TYPE_NAMES = {"str", "int", "float", "bool", "list", "dict"}
 
 
 class Backend(Protocol):
@@ -50,76 +40,6 @@ class Backend(Protocol):
         ...
 
 
-class ErrorDetail(BaseModel):
-    """What went wrong."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """OpenAI's error object."""
-
-    error: ErrorDetail
-
-
-class EventStream(Response):
-    """Server-sent events; whatever ends it, the pieces are closed and ``ended`` is called."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, first: Piece, pieces: AsyncGenerator[Piece], ended: Callable[[], None]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._first, self._pieces, self._ended = first, pieces, ended
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events; an error on the way is one event, and the last."""
-        gone = asyncio.create_task(_disconnected(receive))
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": self._first.data, "more_body": True})
-            following = asyncio.ensure_future(anext(self._pieces, None))
-            while True:
-                await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if gone.done():
-                    following.cancel()
-                    break
-                piece = following.result()
-                if piece is None:
-                    break
-                if piece.error is not None:
-                    body = event(ApiError.from_wire(piece.error).body())
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                    break
-                await send({"type": "http.response.body", "body": piece.data, "more_body": True})
-                following = asyncio.ensure_future(anext(self._pieces, None))
-            if not gone.done():
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            gone.cancel()
-            try:
-                await _close(self._pieces)
-            finally:
-                self._ended()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _close(pieces: AsyncGenerator[Piece]) -> None:
-    for _ in range(100):
-        try:
-            await pieces.aclose()
-            return
-        except RuntimeError:  # its cancelled step is still ending
-            await asyncio.sleep(0.01)
-
-
 def make_api(
     config: AppConfig, keys: KeyRing, backend: Callable[[], Backend], *, behind_proxy: bool = False
 ) -> FastAPI:
@@ -137,7 +57,7 @@ def make_api(
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": ErrorBody} for status in (400, 401, 403, 404, 413, 429, 500, 502, 503, 504)
     }
-    _add_error_handlers(api)
+    add_error_handlers(api)
     uploads = {FILES_PATH: config.batches.file_bytes + FORM_BYTES}
     api.add_middleware(RequestContext, most_bytes=config.limits.body_bytes, uploads=uploads, tells_id=not behind_proxy)
 
@@ -166,7 +86,7 @@ def make_api(
         pieces = backend().answer(body.model, call)
         handed_over = False
         try:
-            first = await _first_piece(pieces, request)
+            first = await first_piece(pieces, request)
             if first.error is not None:
                 raise ApiError.from_wire(first.error)
             if body.stream:
@@ -175,7 +95,7 @@ def make_api(
             return Response(first.data, media_type="application/json")
         finally:
             if not handed_over:
-                await _close(pieces)
+                await close_pieces(pieces)
                 keys.leave(key)
 
     @api.post("/v1/chat/completions", responses=errors)
@@ -233,123 +153,3 @@ def make_api(
 
         add_batch_routes(api, config, keys, backend, errors)
     return api
-
-
-async def _first_piece(pieces: AsyncGenerator[Piece], request: Request) -> Piece:
-    """The first piece; where the client leaves before it comes, the answer is given up."""
-    coming = asyncio.ensure_future(anext(pieces))
-    gone = asyncio.create_task(_disconnected(request.receive))
-    try:
-        await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not coming.done():
-            raise ApiError(499, "the client left", code="cancelled")
-        return coming.result()
-    finally:
-        gone.cancel()
-        if not coming.done():
-            coming.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await coming
-
-
-class RequestContext:
-    """Middleware: each request gets an id, its own if it brings a usable one, and may have so many bytes of body.
-
-    ``uploads``: paths whose bodies may have another size.
-    """
-
-    def __init__(self, app: ASGIApp, most_bytes: int, uploads: Mapping[str, int], *, tells_id: bool) -> None:
-        self._app, self._most_bytes, self._uploads, self._tells_id = app, most_bytes, uploads, tells_id
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = Headers(scope=scope).get(REQUEST_ID, "")
-        request_id = given if _USABLE_ID.fullmatch(given) else secrets.token_hex(12)
-        scope.setdefault("state", {})["request_id"] = request_id
-        taken, most_bytes = 0, self._uploads.get(scope["path"], self._most_bytes)
-
-        async def counted() -> Message:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > most_bytes:
-                raise HTTPException(413, f"the body has more than {most_bytes} bytes; send less")
-            return message
-
-        async def named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
-            await send(message)
-
-        await self._app(scope, counted, named if self._tells_id else send)
-
-
-def _add_error_handlers(api: FastAPI) -> None:
-    async def on_api_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return _error_response(error)
-
-    async def on_invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return _error_response(validation_error(error))
-
-    async def on_http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        known = {
-            404: ("there is nothing at this path", "not_found"),
-            405: ("this path does not take this method", "method_not_allowed"),
-            413: (str(error.detail), "too_large"),
-        }
-        message, code = known.get(error.status_code, (str(error.detail), "invalid_request"))
-        return _error_response(ApiError(error.status_code, message, code=code), dict(error.headers or {}))
-
-    async def on_other(request: Request, error: Exception) -> Response:
-        return _error_response(ApiError(500, "an error of the server; see its log", code="internal_error"))
-
-    handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-        ApiError: on_api_error,
-        RequestValidationError: on_invalid,
-        HTTPException: on_http,
-        Exception: on_other,
-    }
-    for kind, handler in handlers.items():
-        api.add_exception_handler(kind, handler)
-
-
-def _error_response(error: ApiError, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse(error.body(), error.status, headers=(headers or {}) | error.headers())
-
-
-def validation_error(error: RequestValidationError) -> ApiError:
-    """The first of a body's problems, in one sentence that names the field."""
-    first = error.errors()[0]
-    where = [part for part in first["loc"] if part not in ("body", "header", "query", "path")]
-    param = _param(where)
-    kind, message = first["type"], str(first["msg"]).removeprefix("Value error, ")
-    if kind == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', message)}", code="invalid_json")
-    if kind == "extra_forbidden":
-        return ApiError(
-            400, f"the field {param!r} is not supported; leave it out", code="unsupported_field", param=param
-        )
-    if kind == "missing":
-        said = f"the field {param!r} is missing" if param else "a JSON object is expected as body"
-        return ApiError(400, said, code="missing_field", param=param)
-    said = message[:1].lower() + message[1:]
-    return ApiError(400, f"{param}: {said}" if param else said, code="invalid_value", param=param)
-
-
-def _param(where: list[Any]) -> str | None:
-    """The field's path as a client writes it: ``messages[0].role``. Names of union members are no part of it."""
-    path = ""
-    for part in where:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part.isidentifier() and part not in _TYPE_NAMES and not part[0].isupper():
-            path += f".{part}" if path else part
-        elif path:
-            break
-    return path or None

@@ -22,6 +22,10 @@ def _rate(metric: str, *by: str, labels: str = _MODEL) -> str:
     return f"sum by ({', '.join(by)}) (rate(ray_racer_{metric}{{{labels}}}{_WINDOW}))"
 
 
+def _share(part: str, whole: str, by: str) -> str:
+    return f"{_rate(part, 'model', by)} / {_rate(whole, 'model', by)}"
+
+
 def _quantile(share: float, metric: str) -> str:
     buckets = f"sum by (le, model) (rate(ray_racer_{metric}_bucket{{{_MODEL}}}{_WINDOW}))"
     return f"histogram_quantile({share}, {buckets})"
@@ -77,21 +81,13 @@ PANELS = [
     Panel(
         "Acceptance by source",
         "percentunit",
-        {
-            "{{model}} {{source}}": _rate("accepted_tokens_total", "model", "source")
-            + " / "
-            + _rate("drafted_tokens_total", "model", "source")
-        },
+        {"{{model}} {{source}}": _share("accepted_tokens_total", "drafted_tokens_total", "source")},
         "Part of the draft nodes verified that were accepted.",
     ),
     Panel(
         "Acceptance by depth",
         "percentunit",
-        {
-            "{{model}} {{depth}}": _rate("accepted_by_depth_total", "model", "depth")
-            + " / "
-            + _rate("drafted_by_depth_total", "model", "depth")
-        },
+        {"{{model}} {{depth}}": _share("accepted_by_depth_total", "drafted_by_depth_total", "depth")},
         "How far drafts foresee.",
     ),
     Panel("Draft budget", "none", {"{{model}}": _mean("budget")}, "Nodes verified a request and step, root included."),

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from deployments.batch.requests import Item, LineError
 from deployments.calls import Call, Piece
+from deployments.error_responses import validation_error
 from deployments.errors import ApiError
-from deployments.http import validation_error
 from deployments.schema import ApiRequest, ChatRequest, CompletionRequest
 
 SOURCES = ("retrieval", "logits", "store")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -52,7 +53,7 @@ class Workload(Protocol):
         ...
 
 
-class Generated:
+class Generated(ABC):
     """A workload whose conversations are written by a function of a random generator."""
 
     name = ""
@@ -70,9 +71,9 @@ class Generated:
             fields["seed"] = rng.getrandbits(31)
         return Conversation(f"{self.name}-{number}", self.turns(rng), fields)
 
+    @abstractmethod
     def turns(self, rng: random.Random) -> tuple[Turn, ...]:
         """The requests of one conversation, drawn from ``rng`` alone."""
-        raise NotImplementedError
 
 
 def lognormal(rng: random.Random, median: float, sigma: float, low: int, high: int) -> int:

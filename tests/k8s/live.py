@@ -111,7 +111,7 @@ class LocalCluster:
                 for application in applications
             )
 
-        wait_until(run, "the applications run", 240)
+        wait_until(run, "the applications run", 600)  # the first time each replica compiles, all on few cores
 
     def nodes_of(self, application: str, deployment: str) -> set[str]:
         """Names of the nodes that hold replicas of a deployment."""

@@ -20,14 +20,7 @@ from tests.k8s.conftest import Overlay
 from tests.k8s.live import LocalCluster, memory_by_role, serve_config
 from tests.k8s.prometheus import Prometheus
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.may_skip("fourteen processes of Ray need a quiet machine of more than two cores"),
-    pytest.mark.skipif(
-        not os.environ.get("RACER_TEST_LIVE"), reason="make test-live runs the overlays' configurations"
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Get = Callable[[str], Overlay]
 KEY = "key-of-the-tests"

@@ -101,14 +101,19 @@ def test_poison_takes_only_itself_along(cluster: Any, tmp_path: Path) -> None:
     assert lost == {"r20": "worker_lost", "r40": "worker_lost", "r60": "internal_error"}
 
 
-def test_worker_and_node_lost_in_the_middle(cluster: Any, tmp_path: Path) -> None:
-    ids = [f"r{i}" for i in range(300)]
-    log = tmp_path / "log"
+def under_way(tmp_path: Path, ids: list[str], delay_s: float, log: Path) -> tuple[Plan, Journal, Run, threading.Thread]:
+    """A run in a thread over one line for each id, each noted in ``log`` when it is answered."""
     plan = plan_of(write_lines(tmp_path / "in.jsonl", [batch_line(name, name) for name in ids]))
     journal = journal_of(tmp_path / "out.jsonl", plan)
-    run = start(plan, journal, FakeSpec(delay_s=0.3, log=str(log)))
+    run = start(plan, journal, FakeSpec(delay_s=delay_s, log=str(log)))
     thread = threading.Thread(target=run.execute)
     thread.start()
+    return plan, journal, run, thread
+
+
+def test_worker_and_node_lost_in_the_middle(cluster: Any, tmp_path: Path) -> None:
+    ids, log = [f"r{i}" for i in range(300)], tmp_path / "log"
+    _, journal, _, thread = under_way(tmp_path, ids, delay_s=0.3, log=log)
 
     def workers() -> set[str]:
         return {line.split()[0] for line in lines_of(log)}
@@ -125,13 +130,8 @@ def test_worker_and_node_lost_in_the_middle(cluster: Any, tmp_path: Path) -> Non
 
 
 def test_stop_finishes_what_is_under_way(cluster: Any, tmp_path: Path) -> None:
-    ids = [f"r{i}" for i in range(400)]
-    log = tmp_path / "log"
-    plan = plan_of(write_lines(tmp_path / "in.jsonl", [batch_line(name, name) for name in ids]))
-    journal = journal_of(tmp_path / "out.jsonl", plan)
-    run = start(plan, journal, FakeSpec(delay_s=0.4, log=str(log)))
-    thread = threading.Thread(target=run.execute)
-    thread.start()
+    ids, log = [f"r{i}" for i in range(400)], tmp_path / "log"
+    plan, _, run, thread = under_way(tmp_path, ids, delay_s=0.4, log=log)
     wait_until(lambda: len(lines_of(log)) > 20, "some are answered", 60)
     run.stop()
     thread.join(60)
