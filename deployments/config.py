@@ -124,7 +124,7 @@ class BatchConfig(_Section):
     max_in_flight: int = Field(
         32, ge=1, description="requests of all batches that each replica of the HTTP side has under way"
     )
-    window_s: float = Field(86_400.0, gt=0.0, description="what completion_window 24h means; then a batch expires")
+    window_s: int = Field(86_400, ge=1, description="what completion_window 24h means; then a batch expires")
 
 
 class KeyConfig(_Section):

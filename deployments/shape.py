@@ -57,6 +57,5 @@ def model_shape(engine: EngineConfig) -> ModelShape:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         token_bytes=KVPool.bytes_per_place(shapes, dtype),
         context=context_length(text) or 1 << 20,
-        vocabulary=text.vocab_size,
         dtype_bytes=dtype.itemsize,
     )

@@ -56,14 +56,12 @@ class ModelShape:
     parameters     of the whole model; tied ones count once
     token_bytes    of one token's keys and values over all layers
     context        longest text, in tokens
-    vocabulary     entries, for the prior table
     dtype_bytes    bytes of one number
     """
 
     parameters: int
     token_bytes: int
     context: int
-    vocabulary: int
     dtype_bytes: int
 
     @property

@@ -137,7 +137,7 @@ def add_batch_routes(
             raise ApiError(400, "the file's purpose is not batch", "invalid_value", "input_file_id")
         asked = body.model_dump(include={"input_file_id", "completion_window", "metadata"})
         kept_s = None if body.output_expires_after is None else body.output_expires_after.seconds
-        batch = new_batch(asked, whose, body.endpoint, int(config.batches.window_s), kept_s)
+        batch = new_batch(asked, whose, body.endpoint, config.batches.window_s, kept_s)
         await asyncio.to_thread(shelf.save_batch, batch)
         runner.start()
         return _shown(batch)

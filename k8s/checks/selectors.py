@@ -57,6 +57,9 @@ def budgets_can_be_kept(world: World) -> Iterator[str]:
     """A budget over pods that KubeRay makes counts them: Kubernetes cannot know how many there should be."""
     for budget in world.of("PodDisruptionBudget"):
         spec, name = budget["spec"], budget["metadata"]["name"]
-        of_ray = any(pod.group is not None for pod in world.selected(spec["selector"]))
-        if of_ray and not isinstance(spec.get("minAvailable"), int):
+        groups = [pod.group for pod in world.selected(spec["selector"]) if pod.group is not None]
+        kept = spec.get("minAvailable")
+        if groups and not isinstance(kept, int):
             yield f"PodDisruptionBudget {name}: pods of a Ray cluster need minAvailable as a number"
+        elif groups and kept >= (least := sum(group.get("minReplicas", 1) for group in groups)):
+            yield f"PodDisruptionBudget {name}: with {least} pods and minAvailable {kept} no node can be drained"

@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=_positive, help="of a replica for an hour (default: the sweep's)")
     parser.add_argument("--headroom", type=_part, default=0.2, help="part of each replica left free (default: 0.2)")
     parser.add_argument("--simulate", action="store_true", help="simulate the traffic on a fleet that scales")
-    parser.add_argument("--max-replicas", type=int, default=1000, help="simulation: most replicas (default: 1000)")
+    parser.add_argument("--max-replicas", type=_count, default=1000, help="simulation: most replicas (default: 1000)")
     parser.add_argument(
-        "--start-s", type=float, default=60.0, help="simulation: how long a replica loads (default: 60)"
+        "--start-s", type=_positive, default=60.0, help="simulation: how long a replica loads (default: 60)"
     )
     parser.add_argument(
         "--warm", metavar="VARIANT", help="simulation: what replicas become as their shared store fills"
@@ -177,6 +177,12 @@ def _traffic(text: str) -> Traffic:
     if not parts or any(seconds <= 0 or rate < 0 for seconds, rate in parts):
         raise UserError(f"--traffic {text!r} is not valid: hours must be above 0, rates not below")
     return Traffic(parts)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be a whole number from 1")
+    return int(text)
 
 
 def _positive(text: str) -> float:

@@ -18,7 +18,7 @@ from racer.engine import Engine
 from racer.model.runner import CUDA_CACHE_SHARE, DEFAULT_CPU_CACHE_BYTES
 from tests.tiny import byte_tokenizer, tiny_model
 
-SHAPE = ModelShape(parameters=8_000_000_000, token_bytes=147_456, context=40_960, vocabulary=150_000, dtype_bytes=2)
+SHAPE = ModelShape(parameters=8_000_000_000, token_bytes=147_456, context=40_960, dtype_bytes=2)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2", "phi3", "qwen3_moe"])
@@ -32,7 +32,7 @@ def test_shape_without_weights_is_the_loaded_models(family: str, tmp_path: Path)
     pool = engine.runner.pool
     assert shape.token_bytes == KVPool.bytes_per_place(pool.shapes, engine.loaded.dtype)
     assert shape.weights_bytes == sum(p.numel() * p.element_size() for p in engine.loaded.model.parameters())
-    assert (shape.context, shape.vocabulary) == (engine.loaded.context_length, engine.runner.vocab_size)
+    assert shape.context == engine.loaded.context_length
     assert size(shape, None, 64, 1, None).cache // shape.token_bytes == pool.places
 
 

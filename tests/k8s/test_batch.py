@@ -66,7 +66,9 @@ def test_replicas_fit_the_workers(overlay: Get, job: dict[str, Any], tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_entrypoint_runs_as_written(job: dict[str, Any], overlay: Get, tmp_path: Path) -> None:
+def test_entrypoint_runs_as_written(
+    job: dict[str, Any], overlay: Get, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """The words of the manifest through a shell; /data and /etc/racer stand for folders of this machine, and the
     configuration's model is the demo on the processor, without a store."""
     data, config = tmp_path / "data", tmp_path / "config"
@@ -85,15 +87,21 @@ def test_entrypoint_runs_as_written(job: dict[str, Any], overlay: Get, tmp_path:
     (found,) = (m for m in overlay("batch").manifests if m["metadata"]["name"].startswith("racer-batch-"))
     values = yaml.safe_load(found["data"]["batch.yaml"])
     args = values["applications"][0]["args"]
-    args["models"][0] |= {"num_gpus": 0, "num_cpus": 1}
+    args["models"][0] |= {"num_gpus": 0, "num_cpus": 1, "resources": {"here": 1}}
     args["models"][0]["engine"] |= {"model": "demo", "device": "cpu", "prior": False, "compile": False, "budget": 8}
     args["store"] = {"url": None}
     (config / "batch.yaml").write_text(yaml.safe_dump(values))
+    from ray.cluster_utils import Cluster
+
+    # what the model needs is on this cluster alone, which the job finds by RAY_ADDRESS
+    head = {"num_cpus": 2, "include_dashboard": False, "resources": {"here": 1}}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    request.addfinalizer(cluster.shutdown)
     command = job["entrypoint"].replace("/data/", f"{data}/").replace("/etc/racer/", f"{config}/")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # `python` is this one, as in the image
-    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": path}
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": path, "RAY_ADDRESS": cluster.address}
     for _ in range(2):  # the second time, as after an interruption: nothing is lost, nothing is answered twice
-        done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
+        done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=140)
         assert done.returncode == 0, done.stderr[-2000:]
         answers = [json.loads(line) for line in (data / "answers.jsonl").read_text().splitlines()]
         assert sorted(answer["custom_id"] for answer in answers) == ["r0", "r1", "r2"]

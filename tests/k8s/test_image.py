@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -92,3 +94,23 @@ def test_a_wrong_step_or_device_is_told(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 2 and told in done.stderr
+
+
+@pytest.mark.parametrize("name", ["dev", "gpu", "multi-gpu"])
+def test_caches_are_prepared_by_the_images_user(name: str, overlay: Get) -> None:
+    """An emptyDir belongs to root: others may write into it, but not change the folder itself, its times included."""
+    world = World(overlay(name).manifests, overlay(name).external)
+    containers = [init for pod in world.pods for init in pod.spec.get("initContainers", [])]
+    (command,) = {tuple(init["command"]) for init in containers if init["name"] == "prepare-cache"}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        source, target = Path(folder, "image"), Path(folder, "volume")
+        (source / "model").mkdir(parents=True)
+        (source / "model" / "file").write_text("weights")
+        target.mkdir()
+        target.chmod(0o2777)
+        words = [word.replace("/opt/cache", str(source)).replace("/cache/", f"{target}/") for word in command]
+        user = 1000 if os.geteuid() == 0 else None
+        done = subprocess.run(words, capture_output=True, text=True, check=False, user=user, group=user)
+        assert done.returncode == 0, done.stderr
+        assert (target / "model" / "file").read_text() == "weights"

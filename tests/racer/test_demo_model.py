@@ -100,21 +100,16 @@ def test_bfloat16_differs_at_near_ties_only(bfloat16: Engine) -> None:
 
 @pytest.mark.slow
 def test_the_best_tree_beats_the_papers_and_the_prior_helps(bfloat16: Engine) -> None:
-    """Mean accepted tokens over the questions at a budget of 16; every prompt is cold."""
+    """Mean accepted tokens over the questions at a fixed budget of 16; every prompt is cold."""
 
-    def mat(tree: str) -> float:
-        params = SamplingParams(max_tokens=64, tree=tree, budget=16)
-        answers = [choices[0] for choices in decode(bfloat16, [Request(p, params) for p in prompts(bfloat16)])]
+    def mat(engine: Engine, tree: str) -> float:
+        params = SamplingParams(max_tokens=64, tree=tree)
+        answers = [choices[0] for choices in decode(engine, [Request(p, params) for p in prompts(engine)])]
         return sum(one.stats.decided - 1 for one in answers) / sum(one.stats.steps for one in answers)
 
-    best, paper = mat("best"), mat("paper")
-    assert best > paper > 1.3
-    prior, bfloat16.drafter.prior = bfloat16.drafter.prior, bfloat16.drafter.no_prior
-    free, bfloat16.drafter.free = bfloat16.drafter.free, bfloat16.drafter.no_rows
-    try:
-        assert mat("best") < best
-    finally:
-        bfloat16.drafter.prior, bfloat16.drafter.free = prior, free
+    knows, forgets = (engine_on(bfloat16.loaded, budget=16, prior=prior) for prior in (True, False))
+    assert mat(knows, "best") > mat(knows, "paper") > 1.3
+    assert mat(forgets, "best") < mat(knows, "best")
 
 
 @pytest.mark.slow
