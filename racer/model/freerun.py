@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from racer.draft.prior import FreeRun, Progress
-from racer.model.attention import ATTENTION
+from racer.model.layout import Segment
+from racer.model.runner import ModelRunner
 from racer.model.topk import top_k
 
 SEQUENCES, TOKENS = 256, 160
 """Size of a free run. Half as many sequences gave half the gain (docs/log.md)."""
 
+_TOGETHER = 256
 _TOP_P, _CANDIDATES = 0.95, 64
 _PLACEHOLDER = "@@"
 
@@ -33,19 +31,8 @@ def user_header(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(tokenizer.encode("\n", add_special_tokens=False)) or [0]
 
 
-@contextmanager
-def _own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """The model's usual attention and cache: all sequences have one length, which they batch well."""
-    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(ATTENTION)
-
-
-@torch.inference_mode()
 def free_run(
-    model: PreTrainedModel,
+    runner: ModelRunner,
     prefix: list[int],
     k: int,
     *,
@@ -56,24 +43,34 @@ def free_run(
 ) -> FreeRun:
     """Sample ``sequences`` texts of ``tokens`` tokens behind ``prefix`` at temperature 1 and top-p 0.95.
 
-    The same for a seed. ``progress(done, total)`` counts forwards.
+    The same for a seed and a size of the cache. Needs the runner's cache to be empty. As many texts are sampled
+    together as have room in it. ``progress(done, total)`` counts sampled tokens of all texts.
     """
+    room = len(prefix) + tokens
+    together = max(1, min(_TOGETHER, sequences, runner.pool.places // room))
+    tokens = min(tokens, runner.pool.places - len(prefix))
     rng = np.random.default_rng(seed)
     sampled = np.empty((sequences, tokens), np.int32)
     tops = np.empty((sequences, tokens, k), np.int32)
     probs = np.empty((sequences, tokens, k), np.float32)
-    ids = torch.tensor([prefix] * sequences, device=model.device)
-    with _own_attention(model):
-        cache = DynamicCache(config=model.config)
+    for first in range(0, sequences, together):
+        rows = np.arange(first, min(first + together, sequences))
+        text = np.array([prefix] * len(rows), np.int32)
         for step in range(tokens):
-            logits = model(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            logits = runner.run([_last(new, (row - first) * room, step, len(prefix)) for new, row in zip(text, rows)])
             likely, likely_probs = top_k(logits, max(k, _CANDIDATES))
-            tops[:, step], probs[:, step] = likely[:, :k], likely_probs[:, :k]
-            sampled[:, step] = _nucleus_draw(likely, likely_probs, rng)
-            ids = torch.from_numpy(sampled[:, step : step + 1].astype(np.int64)).to(model.device)
+            tops[rows, step], probs[rows, step] = likely[:, :k], likely_probs[:, :k]
+            sampled[rows, step] = _nucleus_draw(likely, likely_probs, rng)
+            text = sampled[rows, step : step + 1]
             if progress is not None:
-                progress(step + 1, tokens)
+                progress(first * tokens + len(rows) * (step + 1), sequences * tokens)
     return FreeRun(np.array(prefix, np.int32), sampled, tops, probs)
+
+
+def _last(tokens: NDArray[np.int32], start: int, step: int, prefix: int) -> Segment:
+    """The prefix, or the token sampled before this ``step``, of a text at ``start``; its last row is scored."""
+    chain = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+    return Segment(tokens, chain, start, cached=prefix + step - 1 if step else 0, scored_from=len(tokens) - 1)
 
 
 def _nucleus_draw(tokens: NDArray[np.int32], probs: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.int32]:

@@ -9,6 +9,7 @@
 // pairs of consecutive rows side by side: element (k, n) at row k / 2, column 2 n + k % 2.
 
 #include <immintrin.h>
+#include <omp.h>
 #include <sys/syscall.h>
 #include <torch/library.h>
 #include <ATen/ATen.h>
@@ -34,7 +35,8 @@ constexpr int64_t kColumns = 32; // output features of a packed block
 constexpr int64_t kKeys = 64;    // keys that attention looks at together
 constexpr int64_t kRows = 64;    // query rows of a piece of attention's work
 constexpr int64_t kMaxDim = 256;
-constexpr int64_t kAhead = 6144; // bytes of a weight that are fetched ahead: three steps of a block
+constexpr int64_t kStep = 2048;  // bytes of a packed block for each 32 of its depth
+constexpr int64_t kAhead = 6144; // bytes of a weight that are fetched ahead by rows of one block: three steps
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
@@ -73,9 +75,28 @@ void configure_product(int64_t rows) {
   _tile_loadconfig(&config);
 }
 
-// y[row, 0..32] of up to 32 rows, for one packed block of 32 output features; `fresh`: it comes from memory.
+// What of a weight to ask the memory for during a block of rows: at each step these lines of 64 bytes.
+struct Fetch {
+  const char* from;
+  int64_t lines;
+};
+
+// Block `pass` of `passes` blocks of rows meets a packed block. Up to two ask for this block's own next steps. More ask
+// for the next block, each for its share, so that the memory is not idle while sums are made; the first block that a
+// thread meets was asked for by nobody.
+Fetch fetch_of(int64_t pass, int64_t passes, bool first, bool last, const Half* block, int64_t depth) {
+  constexpr int64_t lines = kStep / 64;
+  const char* own = reinterpret_cast<const char*>(block);
+  if (pass == 0 && (first || passes <= 2)) return {own + kAhead, lines};
+  if (last || passes <= 2) return {own, 0};
+  const int64_t sharing = passes - first, share = (lines + sharing - 1) / sharing;
+  const int64_t start = std::min((pass - first) * share, lines);
+  return {own + depth * kColumns * sizeof(Half) + 64 * start, std::min(share, lines - start)};
+}
+
+// y[row, 0..32] of up to 32 rows, for one packed block of 32 output features.
 void product_block(const Half* x, const Half* block, const Half* bias, Half* y, int64_t rows, int64_t depth,
-                   int64_t outputs, bool fresh) {
+                   int64_t outputs, Fetch fetch) {
   alignas(64) float sums[kColumns][kColumns];
   const bool both = rows > kTile;
   const int64_t stride = depth * sizeof(Half);
@@ -87,10 +108,8 @@ void product_block(const Half* x, const Half* block, const Half* bias, Half* y, 
   }
   for (int64_t k = 0; k < depth; k += kDepth) {
     const Half* tile = block + k * kColumns;
-    if (fresh) {
-      const char* ahead = reinterpret_cast<const char*>(tile) + kAhead;
-      for (int64_t line = 0; line < kColumns; ++line) _mm_prefetch(ahead + 64 * line, _MM_HINT_T0);
-    }
+    for (int64_t line = 0; line < fetch.lines; ++line) _mm_prefetch(fetch.from + 64 * line, _MM_HINT_T1);
+    fetch.from += kStep;
     _tile_loadd(4, x + k, stride);
     _tile_loadd(6, tile, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -146,16 +165,19 @@ at::Tensor tile_linear(const at::Tensor& rows_in, const at::Tensor& packed, cons
   const int64_t count = rows.numel() / depth;
   const Half *x = bits(rows), *w = bits(packed), *b = bias ? bits(*bias) : nullptr;
   Half* y = reinterpret_cast<Half*>(out.data_ptr());
+  const int64_t blocks = outputs / kColumns, passes = (count + kColumns - 1) / kColumns;
 #pragma omp parallel
   {
     int64_t configured = 0;
-#pragma omp for schedule(static) nowait
-    for (int64_t block = 0; block < outputs / kColumns; ++block) {
-      for (int64_t row = 0; row < count; row += kColumns) {
-        const int64_t height = std::min(kColumns, count - row);
+    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    const int64_t first = blocks * thread / threads, end = blocks * (thread + 1) / threads;
+    for (int64_t block = first; block < end; ++block) {
+      const Half* weight = w + block * kColumns * depth;
+      for (int64_t pass = 0; pass < passes; ++pass) {
+        const int64_t row = pass * kColumns, height = std::min(kColumns, count - row);
         if (height != configured) configure_product(configured = height);
-        product_block(x + row * depth, w + block * kColumns * depth, b ? b + block * kColumns : nullptr,
-                      y + row * outputs + block * kColumns, height, depth, outputs, row == 0);
+        product_block(x + row * depth, weight, b ? b + block * kColumns : nullptr, y + row * outputs + block * kColumns,
+                      height, depth, outputs, fetch_of(pass, passes, block == first, block + 1 == end, weight, depth));
       }
     }
     _tile_release();

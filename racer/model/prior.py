@@ -49,7 +49,7 @@ def model_prior(loaded: LoadedModel, runner: ModelRunner, k: int, limit_s: float
     def run() -> FreeRun:
         prefix = user_header(loaded.tokenizer)
         return free_run(
-            loaded.model, prefix, k, progress=lambda done, total: report(1 - _FREE_RUN_SHARE * (1 - done / total))
+            runner, prefix, k, progress=lambda done, total: report(1 - _FREE_RUN_SHARE * (1 - done / total))
         )
 
     try:
