@@ -28,6 +28,8 @@ BEST_MAX_NODES = 1 << 16
 """Automaton nodes a request may keep with the best-first tree, 40 bytes each: some 15,000 tokens of text."""
 
 _TAIL = 3
+_MOST_WAITING = 64
+"""Tokens and rows that may wait to be taken in; a long prompt does not wait, its time belongs to its own step."""
 _ENDLESS = 1 << 30
 
 
@@ -79,7 +81,11 @@ class Drafter:
 
 
 class RequestDrafts:
-    """What one request has taught, and the trees that grow from it. Not for use by two threads at once."""
+    """What one request has taught, and the trees that grow from it. Not for use by two threads at once.
+
+    Text, and rows of steps without drafts, are taken in when a tree is to grow from them: where drafting pauses, many
+    steps' at once.
+    """
 
     def __init__(self, drafter: Drafter, drafts: Drafts, tree: TreeShape) -> None:
         """Called by :meth:`Drafter.open`."""
@@ -91,17 +97,26 @@ class RequestDrafts:
         self._uses_text = drafts in (Drafts.RACER, Drafts.RETRIEVAL)
         self._uses_logits = drafts in (Drafts.RACER, Drafts.LOGITS)
         self._best = tree is TreeShape.BEST
-        self.automaton = Automaton(
+        self._automaton = Automaton(
             drafter.params.max_match + 1 if self._best else config.ngram,
             BEST_MAX_NODES if self._best else config.max_automaton_nodes,
         )
         self.latest, self.pairs = LogitsTable(config.top_k), LogitsTable(config.top_k)
+        self._new_text: list[NDArray[np.int32]] = []
+        self._waiting = 0
+        self._new_rows: list[tuple[tuple[int, int], NDArray[np.int32], NDArray[np.float32]]] = []
         model_too = self._best and self._uses_logits
         self._prior = drafter.prior if model_too else drafter.no_prior
         knows_both = model_too and self._uses_text and drafter.prior is not drafter.no_prior
         self.learns_prompt_logits = self._uses_logits and not knows_both
         """Prompts' logits add nothing to text and the model's prior table (docs/log.md), and cost a large product."""
         self._free = drafter.free if model_too else drafter.no_rows
+
+    @property
+    def automaton(self) -> Automaton:
+        """Of all text learned."""
+        self._catch_up()
+        return self._automaton
 
     @property
     def root(self) -> int:
@@ -116,7 +131,8 @@ class RequestDrafts:
         if len(text):
             self._tail = np.concatenate((self._tail, text[-_TAIL:]))[-_TAIL:]
             if self._uses_text:
-                self.automaton.learn(text)
+                self._new_text.append(text)
+                self._wait(len(text))
 
     def learn_logits(
         self, tokens: ArrayLike, top_tokens: ArrayLike, top_probs: ArrayLike, previous: ArrayLike | None = None
@@ -152,9 +168,15 @@ class RequestDrafts:
         """
         if not self._uses_logits:
             return
-        tops, probs, accepted = _int32(top_tokens), _float32(top_probs), _int32(accepted_nodes)
+        tops, probs = _int32(top_tokens), _float32(top_probs)
         if len(tops) != len(tree) or len(probs) != len(tree):
             raise ValueError(f"{len(tops)} rows for a tree of {len(tree)} nodes: give one for each, in node order")
+        if len(tree) == 1:
+            self._new_rows.append(((self._before_root, int(tree.tokens[0])), tops.copy(), probs.copy()))
+            self._wait(1)
+            return
+        self._catch_up()
+        accepted = _int32(accepted_nodes)
         update_tree(self.latest, self.pairs, tree.tokens, tree.parents, self._before_root, accepted, tops, probs)
 
     def propose(
@@ -169,6 +191,7 @@ class RequestDrafts:
         self._before_root = int(self._tail[-2])
         if self.drafts is Drafts.OFF or budget <= 1 or max_depth == 0:
             return DraftTree.root_only(root)
+        self._catch_up()
         limits = Limits(budget, _ENDLESS if max_depth is None else max_depth, self._drafter.vocab_size)
         arrays = self._arrays(continuations)
         if self._best:
@@ -178,10 +201,28 @@ class RequestDrafts:
 
     def feedback(self, tree: DraftTree, accepted_nodes: ArrayLike) -> None:
         """Say which nodes of a verified ``tree`` (indices, int [a], the root may be among them) were accepted."""
-        self._drafter.reliability[self.tree].observe(tree, _int32(accepted_nodes))
+        if len(tree) > 1:
+            self._drafter.reliability[self.tree].observe(tree, _int32(accepted_nodes))
+
+    def _wait(self, items: int) -> None:
+        self._waiting += items
+        if self._waiting > _MOST_WAITING:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Take in what waits to be."""
+        self._waiting = 0
+        if self._new_text:
+            self._automaton.learn(np.concatenate(self._new_text))
+            self._new_text.clear()
+        if self._new_rows:
+            seen, tops, probs = zip(*self._new_rows, strict=True)
+            last = np.array(seen, np.int32)
+            self.learn_logits(last[:, 1], np.concatenate(tops), np.concatenate(probs), previous=last[:, 0])
+            self._new_rows.clear()
 
     def _arrays(self, continuations: Sequence[Continuation]) -> Arrays:
-        text, latest, pairs, free = self.automaton, self.latest, self.pairs, self._free
+        text, latest, pairs, free = self._automaton, self.latest, self.pairs, self._free
         return (
             *(text.nodes, text.slots, text.states),
             *(latest.slots, latest.keys, latest.tokens, latest.probs),

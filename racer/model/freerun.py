@@ -46,9 +46,9 @@ def free_run(
     The same for a seed and a size of the cache. Needs the runner's cache to be empty. As many texts are sampled
     together as have room in it. ``progress(done, total)`` counts sampled tokens of all texts.
     """
-    room = len(prefix) + tokens
-    together = max(1, min(_TOGETHER, sequences, runner.pool.places // room))
     tokens = min(tokens, runner.pool.places - len(prefix))
+    room = len(prefix) + tokens
+    together = min(_TOGETHER, sequences, runner.pool.places // room)
     rng = np.random.default_rng(seed)
     sampled = np.empty((sequences, tokens), np.int32)
     tops = np.empty((sequences, tokens, k), np.int32)
@@ -57,7 +57,7 @@ def free_run(
         rows = np.arange(first, min(first + together, sequences))
         text = np.array([prefix] * len(rows), np.int32)
         for step in range(tokens):
-            logits = runner.run([_last(new, (row - first) * room, step, len(prefix)) for new, row in zip(text, rows)])
+            logits = runner.run([_last(new, i * room, step, len(prefix)) for i, new in enumerate(text)])
             likely, likely_probs = top_k(logits, max(k, _CANDIDATES))
             tops[rows, step], probs[rows, step] = likely[:, :k], likely_probs[:, :k]
             sampled[rows, step] = _nucleus_draw(likely, likely_probs, rng)

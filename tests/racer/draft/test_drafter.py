@@ -311,3 +311,21 @@ def test_feedback_compares_accepted_with_expected() -> None:
     assert reliability.ratio(Source.RETRIEVAL) == 1.0
     request.feedback(tree, [0])
     assert reliability.ratio(Source.LOGITS) == pytest.approx(0.5 / 1.125, rel=1e-2)
+
+
+@pytest.mark.parametrize("tree", SHAPES)
+@pytest.mark.parametrize("steps", [5, 200])
+def test_a_pause_of_drafting_forgets_nothing(tree: TreeShape, steps: int) -> None:
+    """What steps without drafts decided and said counts in the next tree as if each had been taken in at once."""
+    own, rng = drafter(), np.random.default_rng(2)
+    paused, eager = (teach(own.open(Drafts.RACER, tree)) for _ in range(2))
+    for _ in range(steps):
+        root, before = eager.root, int(eager._tail[-2])
+        tops, probs = rng.permutation(VOCAB)[None, :TOP_K], -np.sort(-rng.dirichlet([0.3] * TOP_K, 1), axis=1)
+        paused.learn_tree(paused.propose(1), [0], tops, probs)
+        eager.learn_logits([root], tops, probs, previous=[before])
+        token = int(rng.integers(0, 90))
+        for request in (paused, eager):
+            request.learn_text([token])
+        assert eager.automaton.count((root, token)) > 0  # taken in at once
+    assert equal(paused.propose(60, FOUND), eager.propose(60, FOUND))
