@@ -1,0 +1,290 @@
+"""Faults that users of this field reported elsewhere, over HTTP: what the engine's tests hold, held to the end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+from scipy import stats
+
+from datastore.breaker import BreakerState
+from datastore.connect import open_store
+from datastore.source import Source
+from deployments.config import AppConfig, KeyConfig
+from racer import Request, SamplingParams
+from racer.draft.sources import MemoryNgramSource
+from racer.step_curve import StepCurve
+from tests.datastore.faulty import FAST, LIMITS
+from tests.datastore.servers import Server, free_ports
+from tests.deployments.local import Served, chat_engine, serving, wait_until
+from tests.deployments.test_api import decoded
+from tests.racer.engine.helpers import tiny_engine
+
+GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "ignore_eos": True, "return_stats": True}
+
+
+def complete(http: httpx.Client, **body: Any) -> dict[str, Any]:
+    answer = http.post("/v1/completions", json=GREEDY | body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def tokens(answer: dict[str, Any]) -> list[str]:
+    found: list[str] = answer["choices"][0]["logprobs"]["tokens"]
+    return found
+
+
+def test_repeated_word(http: httpx.Client) -> None:  # fault 1
+    plain, drafted = (
+        complete(http, prompt="word " * 48, max_tokens=32, logprobs=0, drafts=drafts) for drafts in ("off", "racer")
+    )
+    assert tokens(drafted) == tokens(plain) and len(tokens(plain)) == 32
+    assert drafted["usage"]["racer"]["steps"] < plain["usage"]["racer"]["steps"]
+
+
+def test_stop_inside_an_accepted_run() -> None:  # fault 7
+    """The whole answer is known by heart, so that the stop lies inside a run that one step accepts."""
+    with (
+        serving(chat_engine(), sources={None: MemoryNgramSource()}) as server,
+        httpx.Client(base_url=server.root, timeout=30) as http,
+    ):
+        known = tokens(complete(http, prompt="abcabc", max_tokens=40, logprobs=0))
+        again = complete(http, prompt="abcabc", max_tokens=40, logprobs=0)
+        assert tokens(again) == known and again["usage"]["racer"]["mat"] > 3
+        prompt = tuple(server.engine.tokenizer("abcabc").input_ids)
+        ids = decoded(server, Request(prompt, SamplingParams(max_tokens=40, ignore_eos=True)))
+        at = next(i for i in range(3, 40) if ids[i] not in ids[:i])
+        for cap, length, reason in ((at + 5, at, "stop"), (at - 1, at - 1, "length"), (at, at, "length")):
+            body = {"prompt": "abcabc", "max_tokens": cap, "stop_token_ids": [ids[at]], "logprobs": 0}
+            found = complete(http, **body)
+            assert tokens(found) == known[:length] and found["choices"][0]["finish_reason"] == reason
+            assert found["usage"]["completion_tokens"] == length
+
+
+@pytest.mark.slow
+def test_draws_follow_the_models_distribution() -> None:  # fault 13
+    """20,480 draws of two tokens from a model of 5, through branching trees; chi-square over the 25 pairs."""
+    engine = tiny_engine(model={"vocab_size": 5}, max_running=512, prefill_chunk=4096, budget=8, cache_bytes=1 << 26)
+    start = [3, 4, 3, 3, 4]
+    with torch.inference_mode():
+        model = engine.runner.model
+        model.set_attn_implementation("eager")
+        first = torch.softmax(model(torch.tensor([start])).logits[0, -1].double(), -1)
+        second = torch.softmax(model(torch.tensor([[*start, i] for i in range(5)])).logits[:, -1].double(), -1)
+        model.set_attn_implementation("racer")
+    expected = (first[:, None] * second).numpy()
+    names = [engine.tokenizer.decode([i]) for i in range(5)]
+    body = {"prompt": [start] * 32, "n": 128, "max_tokens": 3, "temperature": 1, "logprobs": 0}
+    config = AppConfig.model_validate({"limits": {"prompts": 32, "choices": 4096}})
+    pairs: Counter[tuple[str, ...]] = Counter()
+    drafted = accepted = 0
+    with serving(engine, config) as server, httpx.Client(base_url=server.root, timeout=120) as http:
+        for _ in range(5):
+            found = complete(http, **body)
+            pairs.update(tuple(choice["logprobs"]["tokens"][:2]) for choice in found["choices"])
+            drafted += sum(found["usage"]["racer"]["drafted"].values())
+            accepted += sum(found["usage"]["racer"]["accepted"].values())
+    counts = np.array([[pairs[one, two] for two in names] for one in names])
+    assert counts.sum() == 20_480
+    assert accepted > 2_000 and drafted > accepted, "drafts were not both accepted and rejected"
+    assert stats.chisquare(counts.ravel(), expected.ravel() * counts.sum()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("users", [1, 8, 32])
+def test_no_drafts_where_they_do_not_pay(users: int, monkeypatch: pytest.MonkeyPatch) -> None:  # fault 19
+    """Under a step time that grows with its tokens each step is plain decoding's; bench/serving.py has the times."""
+    monkeypatch.setattr("racer.step_time.StepTimes.observe", lambda *_: None)  # the curve stays as it is given
+    prose = np.random.default_rng(users).integers(3, 250, (users, 60)).tolist()
+    engine = chat_engine(budget="auto", step_curve=StepCurve(alone=((1.0, 1.0), (2.0, 1000.0))))
+    found: list[dict[str, Any]] = []
+    with serving(engine) as server, httpx.Client(base_url=server.root, timeout=60) as http:
+
+        def ask(prompt: list[int]) -> None:
+            found.append(complete(http, prompt=prompt, max_tokens=12)["usage"]["racer"])
+
+        threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in prose]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == users
+    assert {sum(one["drafted"].values()) for one in found} == {0} and {one["mat"] for one in found} == {1.0}
+
+
+class Shared:
+    """An endpoint over a Redis server of the test's own, with a client that gives up and comes back soon."""
+
+    def __init__(self, server: Server, source: Source, http: httpx.Client, served: Served) -> None:
+        self.server, self.source, self.http, self.served = server, source, http, served
+        self.text = self.ask()[0]
+
+    def ask(self) -> tuple[str, int]:
+        """The answer, and how many of its tokens the store foresaw."""
+        found = complete(self.http, prompt="abcabcabc", max_tokens=32)
+        return found["choices"][0]["text"], found["usage"]["racer"]["accepted"]["store"]
+
+    def helps(self) -> bool:
+        """The store is asked and has learned; the text is the same in any case."""
+        text, foreseen = self.ask()
+        assert text == self.text
+        return foreseen > 0 and self.source.stats().breaker is BreakerState.CLOSED
+
+    def is_given_up(self) -> bool:
+        text, _ = self.ask()
+        assert text == self.text
+        return self.source.stats().breaker is BreakerState.OPEN
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Shared]:
+    redis = Server(tmp_path, free_ports(1)[0])
+    redis.start()
+    source = Source(open_store(redis.url, namespace="faults", fingerprint="abcd", limits=LIMITS), FAST)
+    try:
+        with (
+            serving(chat_engine(source_deadline_ms=50.0), sources={None: source}) as served,
+            httpx.Client(base_url=served.root, timeout=60) as http,
+        ):
+            one = Shared(redis, source, http, served)
+            wait_until(one.helps, "the store helps", 30)
+            yield one
+    finally:
+        source.close(0.5)
+        redis.kill()
+
+
+def test_redis_that_hangs(shared: Shared) -> None:  # fault 22
+    shared.server.signal(signal.SIGSTOP)
+    wait_until(shared.is_given_up, "the breaker opens", 30)
+    shared.server.signal(signal.SIGCONT)
+    wait_until(shared.helps, "it recovers", 30)
+
+
+def test_redis_that_refuses_connections(shared: Shared) -> None:  # fault 22
+    shared.server.kill()
+    wait_until(shared.is_given_up, "the breaker opens", 30)
+    shared.server.start()  # empty: it learns anew
+    wait_until(shared.helps, "it recovers", 30)
+
+
+def test_redis_with_another_password(shared: Shared) -> None:  # fault 22
+    with shared.server.client() as admin:
+        admin.config_set("requirepass", "another")
+        admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        wait_until(shared.is_given_up, "the breaker opens", 30)
+        admin.execute_command("AUTH", "another")
+        admin.config_set("requirepass", "")
+    wait_until(shared.helps, "it recovers", 30)
+
+
+def test_redis_that_is_demoted(shared: Shared) -> None:  # fault 22
+    """It still answers; what it refuses are writes, until it is a primary again."""
+
+    def refused() -> bool:
+        assert shared.ask()[0] == shared.text
+        return shared.source.stats().write_failed.get("StoreUnavailableError", 0) > 0
+
+    def learns() -> bool:
+        assert shared.ask()[0] == shared.text
+        return shared.source.stats().learned > before
+
+    with shared.server.client() as admin:
+        admin.replicaof("127.0.0.1", free_ports(1)[0])  # of a primary that is not there
+        wait_until(refused, "writes are refused", 30)
+        before = shared.source.stats().learned
+        admin.replicaof("no", "one")
+    wait_until(learns, "it learns again", 30)
+    wait_until(shared.helps, "it helps", 30)
+
+
+# --- clients that ask again
+
+
+def test_openai_asks_again_after_429() -> None:
+    keys = [KeyConfig(key="secret-of-a", max_concurrent=1)]
+    with serving(chat_engine(max_context=4096), keys=keys) as server:
+        seen = statuses(server)
+        long = {"model": "tiny", "prompt": "abc", "stream": True, "max_tokens": 3500, "ignore_eos": True}
+        headers = {"Authorization": "Bearer secret-of-a"}
+        with (
+            httpx.Client(base_url=server.root, headers=headers) as http,
+            openai.OpenAI(base_url=server.url, api_key="secret-of-a", max_retries=10) as client,
+        ):
+            with http.stream("POST", "/v1/completions", json=long) as stream:
+                next(stream.iter_lines())
+                asked = threading.Thread(target=lambda: answers.append(ask(client)))
+                answers: list[str] = []
+                asked.start()
+                wait_until(lambda: 429 in seen, "it is refused")
+            asked.join(30)
+        assert answers and answers[0] and seen[-1] == 200
+
+
+def test_openai_asks_again_after_503() -> None:
+    with serving(chat_engine()) as server, openai.OpenAI(base_url=server.url, api_key="none", max_retries=10) as client:
+        seen, answer = statuses(server), server.backend.answer
+
+        async def full_at_first(model: str, call: Any) -> Any:
+            from deployments.calls import Piece
+            from deployments.errors import ApiError
+
+            if len(seen) < 2:
+                yield Piece(error=ApiError(503, "full", code="overloaded", retry_after_s=1).to_wire())
+                return
+            async for piece in answer(model, call):
+                yield piece
+
+        server.backend.answer = full_at_first  # type: ignore[method-assign]
+        assert ask(client) and seen == [503, 503, 200]
+
+
+def ask(client: openai.OpenAI) -> str:
+    return (
+        client.completions.create(model="tiny", prompt="abc", max_tokens=4, extra_body={"ignore_eos": True})
+        .choices[0]
+        .text
+    )
+
+
+def statuses(server: Served) -> list[int]:
+    """The status of each answer from now on."""
+    seen: list[int] = []
+    inner = server.app.middleware_stack
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        async def noted(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                seen.append(message["status"])
+            await send(message)
+
+        await inner(scope, receive, noted)
+
+    server.app.middleware_stack = noting
+    return seen
+
+
+def test_first_token_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limit is its own, beside that of the whole answer."""
+    engine, release = chat_engine(), threading.Event()
+    step = engine.step
+
+    def frozen() -> Any:
+        release.wait(20)
+        return step()
+
+    config = AppConfig.model_validate({"limits": {"first_token_timeout_s": 0.3}})
+    with serving(engine, config) as server, httpx.Client(base_url=server.root, timeout=30) as http:
+        monkeypatch.setattr(engine, "step", frozen)
+        late = http.post("/v1/completions", json=GREEDY | {"prompt": "abc", "max_tokens": 2})
+        release.set()
+        assert late.status_code == 504 and "first token took longer than 0.3 s" in late.text
