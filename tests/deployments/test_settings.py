@@ -1,4 +1,4 @@
-"""Every setting does something: where that shows without a cluster it is shown here, and TESTS names the test of each."""
+"""Every setting does something: TESTS names the test of each, here are those that need no cluster."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TESTS: dict[type[BaseModel], dict[str, str]] = {
         "prompts": "test_errors.py::test_limits_of_size",
         "choices": "test_errors.py::test_limits_of_size",
         "timeout_s": "test_errors.py::test_too_long_an_answer_is_a_timeout",
-        "first_token_timeout_s": "test_faults.py::test_first_token_in_time",
+        "first_token_timeout_s": "test_clients.py::test_first_token_in_time",
     },
     BatchConfig: {
         "folder": "batch/test_http.py::test_without_a_folder_there_is_none",

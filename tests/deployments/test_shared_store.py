@@ -55,7 +55,7 @@ class Deployed:
 
 @contextmanager
 def tls_cluster(folder: Path) -> Generator[list[Server]]:
-    """Three masters that speak TLS only, with the rights of docs/datastore.md for the user racer and none for others."""
+    """Three masters that speak TLS only, with docs/datastore.md's rights for the user racer, none for others."""
     options = [*certificate(folder), "--cluster-enabled", "yes", "--tls-cluster", "yes"]
     nodes = [Server(folder / str(port), port, *options, tls=True) for port in free_ports(3)]
     try:
@@ -195,7 +195,7 @@ def test_full_queue_is_asked_again(deployed: Deployed) -> None:
 
 
 def test_http_side_that_is_lost_asks_to_come_back(deployed: Deployed) -> None:
-    """Both of its replicas are killed: what they had gets 503 or an error event, and a client that comes back is served."""
+    """Both of its replicas are killed: what they had gets 503 or an error event; who comes back is served."""
     long = BODY | {"max_tokens": 400, "drafts": "off", "n": 8}
     pids = replica_pids("ingress")
     assert len(pids) == 2

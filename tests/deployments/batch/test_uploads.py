@@ -48,9 +48,10 @@ def test_key_comes_before_the_body(tmp_path: Path) -> None:
         host, port = server.root.removeprefix("http://").split(":")
         for key, status in (("wrong-key", b"401"), ("key-of-one", b"200")):
             end = b"\r\n--x--\r\n"
+            length = len(FORM) + 200_000 + len(end)
             head = (
                 f"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
-                f"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: {len(FORM) + 200_000 + len(end)}\r\n\r\n"
+                f"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: {length}\r\n\r\n"
             )
             with socket.create_connection((host, int(port)), timeout=20) as connection:
                 connection.sendall(head.encode() + FORM + b"{}")
