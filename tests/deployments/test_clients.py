@@ -26,7 +26,8 @@ def test_openai_asks_again_after_429() -> None:
             openai.OpenAI(base_url=server.url, api_key="secret-of-a", max_retries=10) as client,
         ):
             with http.stream("POST", "/v1/completions", json=long) as stream:
-                next(stream.iter_lines())
+                lines = stream.iter_lines()  # kept: the stream ends with its iterator
+                next(lines)
                 asked = threading.Thread(target=lambda: answers.append(ask(client)))
                 answers: list[str] = []
                 asked.start()

@@ -123,7 +123,7 @@ def test_threads(tiny_folder: Path) -> None:
     """Torch's and OpenMP's threads, whatever Ray reserves."""
     assert model_of(num_cpus=4, threads=2).ray_actor_options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "2"
     before = torch.get_num_threads()
-    engine = {"model": str(tiny_folder), "prior": False, "compile": False, "budget": 2, "cache_bytes": 1 << 22}
+    engine = {"model": str(tiny_folder), "prior": False, "compile": False, "drafts": "off", "cache_bytes": 1 << 22}
     try:
         load_engine(ModelConfig(engine=engine, num_cpus=4, threads=3)).close()
         assert torch.get_num_threads() == 3
