@@ -107,7 +107,7 @@ def test_draws_follow_the_models_distribution() -> None:  # fault 13
 
 @pytest.mark.parametrize("users", [1, 8, 32])
 def test_no_drafts_where_they_do_not_pay(users: int, monkeypatch: pytest.MonkeyPatch) -> None:  # fault 19
-    """Under a step time that grows with its tokens each step is plain decoding's; bench/serving.py has the times."""
+    """Where step times grow with tokens each step is plain decoding's; loadtest's workload prose measures the times."""
     monkeypatch.setattr("racer.step_time.StepTimes.observe", lambda *_: None)  # the curve stays as it is given
     prose = np.random.default_rng(users).integers(3, 250, (users, 60)).tolist()
     engine = chat_engine(budget="auto", step_curve=StepCurve(alone=((1.0, 1.0), (2.0, 1000.0))))
