@@ -188,8 +188,8 @@ def test_no_more_are_under_way_than_may_be(tmp_path: Path) -> None:
                 under_way -= 1
 
         server.backend.answer = counted  # type: ignore[method-assign]
-        batches = [begin(client, slow(12)) for _ in range(2)]
-        assert [ended(client, one).request_counts.completed for one in batches] == [12, 12]
+        batches = [begin(client, slow(5)) for _ in range(2)]
+        assert [ended(client, one).request_counts.completed for one in batches] == [5, 5]
         assert most == 3
 
 
