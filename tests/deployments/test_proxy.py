@@ -1,4 +1,4 @@
-"""What Serve's proxy adds to answers that were cut off, and not to others; test_shared_store.py has the real thing."""
+"""What Serve's proxy adds to answers that were cut off, and not to others; test_cluster.py has the real thing."""
 
 from __future__ import annotations
 

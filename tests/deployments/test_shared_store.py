@@ -1,14 +1,10 @@
-"""``serve deploy`` of the configuration with a Redis Cluster over TLS, keys and tenants, on servers of this machine."""
+"""The configuration with a Redis Cluster over TLS, keys and tenants, deployed on servers of this machine."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,10 +17,10 @@ import pytest
 import yaml
 
 from deployments.commands.serve import RAY_ENVIRONMENT
-from deployments.files import CONFIGS, read_config
+from deployments.config import parse_config
+from deployments.files import CONFIGS
 from tests.datastore.servers import Server, certificate, free_ports, join_cluster
 from tests.deployments.local import wait_until
-from tests.deployments.serving import replica_pids
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -74,8 +70,8 @@ def tls_cluster(folder: Path) -> Generator[list[Server]]:
             node.kill()
 
 
-def configuration(folder: Path, model: Path, nodes: list[Server], port: int) -> Path:
-    """The file that comes along, with a small model on the processor and the addresses of this machine."""
+def configuration(folder: Path, model: Path, nodes: list[Server], port: int) -> dict[str, Any]:
+    """What the file says that comes along, with a small model on the processor and the addresses of this machine."""
     text = (CONFIGS / "redis-cluster.yaml").read_text()
     keys = folder / "keys.yaml"
     keys.write_text(f"- {{key: {KEY}, namespace: team-a}}\n")
@@ -86,18 +82,16 @@ def configuration(folder: Path, model: Path, nodes: list[Server], port: int) -> 
     ):
         assert before in text
         text = text.replace(before, after)
-    values = yaml.safe_load(text)
+    values: dict[str, Any] = yaml.safe_load(text)
     args = values["applications"][0]["args"]
     engine = {"model": str(model), "dtype": "float32", "prior": False, "compile": False, "budget": 4, "max_running": 1}
     args["models"][0] |= {"engine": engine | {"source_deadline_ms": 50.0}, "num_cpus": 0, "threads": 1}
     args["models"][0] |= {"autoscaling": {}, "max_queued": 1, "drain_s": 2}
     args |= {"ingress_cpus": 0}
     values["http_options"] = {"host": "127.0.0.1", "port": port}
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(values))
-    config = read_config(path)
+    config = parse_config(args)
     assert config.models[0].num_gpus == 1 and config.ingress_replicas == 2 and config.store.learn == "answers"
-    return path
+    return values
 
 
 @pytest.fixture(scope="module")
@@ -105,24 +99,24 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Ite
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
 
     folder = tmp_path_factory.mktemp("deployed")
-    port, dashboard = free_port(), free_port()
+    port = free_port()
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         nodes = stack.enter_context(tls_cluster(folder))
         for name, value in (RAY_ENVIRONMENT | {"REDIS_PASSWORD": PASSWORD, "RACER_API_KEYS": ""}).items():
             patch.setenv(name, value)
-        head = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": True, "dashboard_port": dashboard}
+        head = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         stack.callback(cluster.shutdown)
-        program = str(Path(sys.executable).with_name("serve"))
-        file = configuration(folder, tiny_folder, nodes, port)
-        command = [program, "deploy", str(file), "--address", f"http://127.0.0.1:{dashboard}"]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert told.returncode == 0, told.stderr
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         stack.callback(ray.shutdown)
+        values = configuration(folder, tiny_folder, nodes, port)
+        serve.start(http_options=values["http_options"])
         stack.callback(serve.shutdown)
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(values))  # as `serve deploy` does
         one = Deployed(f"http://127.0.0.1:{port}", nodes)
         wait_until(lambda: is_ready(one.root), "the application is ready", 120)
         yield one
@@ -191,37 +185,3 @@ def test_full_queue_is_asked_again(deployed: Deployed) -> None:
 
     texts = {answer.choices[0].text for answer in asyncio.run(patiently())}
     assert len(texts) == 1
-
-
-def test_http_side_that_is_lost_asks_to_come_back(deployed: Deployed) -> None:
-    """Both of its replicas are killed: what they had gets 503 or an error event; who comes back is served."""
-    long = BODY | {"max_tokens": 400, "drafts": "off", "n": 8}
-    pids = replica_pids("ingress")
-    assert len(pids) == 2
-
-    async def stream(http: httpx.AsyncClient) -> list[str]:
-        async with http.stream("POST", "/v1/completions", json=long | {"stream": True}) as answer:
-            assert answer.status_code == 200
-            begun.append(1)
-            return [line async for line in answer.aiter_lines() if line]
-
-    begun: list[int] = []
-
-    async def load() -> tuple[httpx.Response, list[str], str]:
-        async with deployed.http() as http, deployed.client(max_retries=30) as client:
-            streamed = asyncio.create_task(stream(http))
-            while not begun:
-                await asyncio.sleep(0.05)
-            whole = asyncio.create_task(http.post("/v1/completions", json=long))
-            asked = asyncio.create_task(client.completions.create(model="qwen3-8b", prompt="abc", max_tokens=4))
-            await asyncio.sleep(1)  # until both have arrived
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-            return await whole, await streamed, (await asked).choices[0].text
-
-    answer, lines, later = asyncio.run(load())
-    assert answer.status_code == 503 and answer.headers["retry-after"] == "1", answer.text
-    assert answer.json()["error"]["code"] == "replica_lost"
-    assert '"code":"replica_lost"' in lines[-1] and sum('"error"' in line for line in lines) == 1
-    assert later
-    wait_until(lambda: is_ready(deployed.root), "it is there again", 60)
