@@ -44,6 +44,7 @@ def build_app(args: dict[str, Any]) -> Application:
         num_replicas=config.ingress_replicas,
         max_ongoing_requests=_INGRESS_ONGOING,
         ray_actor_options={"num_cpus": config.ingress_cpus, "resources": config.ingress_resources},
+        health_check_period_s=_HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=max(model.drain_s for model in config.models),
         logging_config=_logging(config),
     )

@@ -1,6 +1,6 @@
 """The typed ``args`` of the application: what a configuration file may say. Unknown fields are refused by name.
 
-Every field changes something observable; ``tests/deployments/test_config.py`` holds a test for each.
+Every field changes something observable; ``tests/deployments/test_settings.py`` names the test of each.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ModelConfig(_Section):
     environment: dict[str, str] = Field(default_factory=dict, description="environment variables of a replica")
     autoscaling: Autoscaling = Field(default_factory=Autoscaling, description="number of replicas")
     max_queued: int = Field(
-        256, ge=0, description="requests that may wait for a replica with a place; more get 503 and Retry-After"
+        256, ge=1, description="requests that may wait for a replica with a place; more get 503 and Retry-After"
     )
     stall_s: float = Field(60.0, gt=0.0, description="a step that takes longer means that the replica hangs")
     drain_s: float = Field(60.0, ge=0.0, description="how long a stopping replica lets its answers finish")
@@ -120,6 +120,9 @@ class BatchConfig(_Section):
         None, description="where files and batches are kept, seen by all replicas of the HTTP side; None: no batches"
     )
     file_bytes: int = Field(200 << 20, ge=1024, description="size of an uploaded file")
+    quota_bytes: int = Field(
+        10 << 30, ge=1024, description="size of all files of a key (without keys: of all callers), 4 KiB each at least"
+    )
     max_requests: int = Field(50_000, ge=1, description="requests in one batch")
     max_in_flight: int = Field(
         32, ge=1, description="requests of all batches that each replica of the HTTP side has under way"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from deployments.batch.answers import Reply, answer, patiently, unanswered, whole
+from deployments.batch.locations import sync
 from deployments.batch.order import submission_order
 from deployments.batch.records import RecordFile
 from deployments.batch.requests import Item, LineError, Reading
@@ -211,6 +212,7 @@ class BatchRun:
             records.write_to(answers, errors)
         for kind, path in paths.items():
             if path.stat().st_size:
+                sync(path)  # the records it is made of are deleted afterwards
                 name = f"{batch['id']}_{kind}.jsonl"
                 made = self._shelf.add_file(f"file-{batch['id']}-{kind}", batch["owner"], name, "batch_output", expires)
                 batch[f"{kind}_file_id"] = made["id"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,10 @@ class Location:
 
 
 class _Whole:
-    """Writes beside the place and renames where files are local; object stores show a file only when it is closed."""
+    """Writes beside the place and renames where files are local; object stores show a file only when it is closed.
+
+    What is there afterwards is on the disk, too: what it was made of may be deleted.
+    """
 
     def __init__(self, place: Location) -> None:
         self._place = place
@@ -108,7 +112,9 @@ class _Whole:
         if kind is None:
             self._stream.close()
             if self._place.local:
+                sync(Path(self._path))
                 self._place.filesystem.move(self._path, self._place.path)
+                sync(Path(self._place.path).parent)
         elif self._place.local:
             self._stream.close()
             self._place.filesystem.delete_file(self._path)
@@ -177,6 +183,15 @@ def _through_fsspec(text: str, first: Exception) -> tuple[Any, str]:
 def _stem(path: str) -> str:
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{name.rpartition('.')[0] or name}"
+
+
+def sync(path: Path) -> None:
+    """Return when the content of a file, or the names in a folder, are on the disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def short(error: Exception) -> str:

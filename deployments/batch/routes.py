@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import FastAPI, Form, Header, Query, Response, UploadFile
+from fastapi import APIRouter, FastAPI, Form, Header, Query, Request, Response, UploadFile
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from starlette.responses import FileResponse
 
@@ -71,7 +73,21 @@ def add_batch_routes(
     def owner(authorization: str | None) -> str:
         return owner_of(keys.identify(authorization))
 
-    @api.post("/v1/files", responses=errors)
+    class KeyFirst(APIRoute):
+        """A body is read, and kept in a temporary file, before its route is called: the key is checked before that."""
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handler = super().get_route_handler()
+
+            async def checked(request: Request) -> Response:
+                keys.identify(request.headers.get("authorization"))
+                return await handler(request)
+
+            return checked
+
+    uploads, keeping = APIRouter(route_class=KeyFirst), asyncio.Lock()
+
+    @uploads.post("/v1/files", responses=errors)
     async def upload(
         file: UploadFile,
         purpose: Annotated[Literal["batch"], Form()],
@@ -85,14 +101,24 @@ def add_batch_routes(
             raise ApiError(400, "expires_after needs anchor and seconds", "invalid_value", "expires_after")
         if not file.size:
             raise ApiError(400, "the file is empty; give it one request a line", "invalid_value", "file")
-        file_id = new_id("file-")
+        file_id, size = new_id("file-"), file.size
 
         def keep() -> Json:
-            with shelf.data(file_id).open("wb") as target:
-                shutil.copyfileobj(file.file, target)
-            return shelf.add_file(file_id, whose, file.filename or file_id, purpose, seconds)
+            shelf.check_room(whose, size, config.batches.quota_bytes)
+            try:
+                with shelf.data(file_id).open("wb") as target:
+                    shutil.copyfileobj(file.file, target)
+                    target.flush()
+                    os.fsync(target.fileno())
+                return shelf.add_file(file_id, whose, file.filename or file_id, purpose, seconds)
+            except OSError:  # a full disk: what is half written must not fill it
+                shelf.remove_file(file_id)
+                raise
 
-        return public(await asyncio.to_thread(keep))
+        async with keeping:  # one after the other: together they might be too large
+            return public(await asyncio.to_thread(keep))
+
+    api.include_router(uploads)
 
     @api.get("/v1/files", responses=errors)
     async def files(

@@ -95,6 +95,8 @@ class Run:
                     self._give_up()
                     break
                 size, alone = max(1, size // _SHRINK), size == 1
+        except ray.exceptions.RayError as error:  # of what is asked of the cluster beside the dataset
+            raise _failed(error) from error
         finally:
             self._note_spent()
             self._journal.flush()
@@ -115,7 +117,7 @@ class Run:
                 if block is None:
                     return
                 if isinstance(block, Exception):
-                    raise DeploymentError(f"the run fails ({_reason(block)})") from block
+                    raise _failed(block) from block
                 for row in block.to_pylist():
                     self._take(row)
 
@@ -218,6 +220,10 @@ def _pump(dataset: Any, blocks: queue.Queue[Any]) -> None:
         blocks.put(None)
     except Exception as error:
         blocks.put(error)
+
+
+def _failed(error: Exception) -> DeploymentError:
+    return DeploymentError(f"the run fails ({_reason(error)}); what is done is kept: mend it, then --resume")
 
 
 def _reason(error: Exception) -> str:

@@ -57,6 +57,7 @@ class BatchRunner:
                     await self._take_up(batch)
                 used = {batch["input_file_id"] for batch in unfinished}
                 await asyncio.to_thread(self._shelf.remove_expired, used)
+                await asyncio.to_thread(self._shelf.remove_cut_off)
             except Exception:
                 _log.exception("the batches' folder cannot be used")
             with contextlib.suppress(TimeoutError):

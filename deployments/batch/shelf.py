@@ -12,6 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from racer.paths import write_whole
 Json = dict[str, Any]
 
 ENDED = ("completed", "failed", "expired", "cancelled")
+_CUT_OFF_S = 900
+_BLOCK = 4096  # bytes that the smallest file takes on a disk
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
@@ -81,6 +84,24 @@ class Shelf:
         for found in list(_all(self._files)):
             if _expired(found) and found["id"] not in used:
                 self.remove_file(found["id"])
+
+    def remove_cut_off(self) -> None:
+        """Delete what a killed process left half written; what another process may be writing now stays."""
+        old_s = time.time() - _CUT_OFF_S
+        for folder in (self._files, self._batches):
+            for path in [*folder.glob("*.data"), *folder.glob("*.tmp")]:
+                with suppress(FileNotFoundError):  # another process may do the same
+                    if path.stat().st_mtime < old_s and not path.with_suffix(".json").exists():
+                        path.unlink()
+
+    def check_room(self, owner: str, size: int, quota: int) -> None:
+        """Raise ApiError (413) if an owner's files with one more of ``size`` bytes are larger than ``quota`` bytes."""
+        taken = sum(max(found["bytes"], _BLOCK) for found in self.files(owner))
+        if taken + max(size, _BLOCK) > quota:
+            told = (
+                f"the file's {size} bytes do not fit: your files have {taken} of {quota} bytes (each at least {_BLOCK})"
+            )
+            raise ApiError(413, f"{told}; delete some, or let them expire", "quota_exceeded", "file")
 
     # --- batches
 

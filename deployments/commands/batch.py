@@ -63,12 +63,15 @@ def execute(args: argparse.Namespace) -> int:
     from deployments.batch.outputs import Outputs
     from deployments.batch.plan import make_plan
     from deployments.batch.requests import Reading
+    from deployments.batch.settings import unheeded
     from deployments.batch.summary import sentence, summarise
 
     if args.resume and args.overwrite:
         raise ConfigError("--resume and --overwrite contradict each other; give one of them")
     config = _config(args.config)
     model = _model(config, args.model)
+    if names := unheeded(config):
+        print(f"note: {args.config}: a batch does not use {', '.join(names)}", file=sys.stderr)
     places = expand(args.input)
     outputs = Outputs(args.output)
     for made in (outputs.answers, outputs.errors, outputs.summary):
@@ -79,6 +82,8 @@ def execute(args: argparse.Namespace) -> int:
         plan = make_plan(places, reading, args.lines_per_task, Path(folder))
         for text in plan.empty:
             print(f"note: {text} is empty", file=sys.stderr)
+        if args.column and all(file.reading.form == "text" for file in plan.files):
+            raise ConfigError(f"--column {args.column}: a line of a text file is a prompt as it is; leave --column out")
         job = describe(plan.fingerprint, plan.requests, model, args)
         opened = outputs.opened(job, plan.requests, resume=args.resume, overwrite=args.overwrite)
         journal = stack.enter_context(opened)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,12 +122,22 @@ def test_metrics_tell_of_requests_drafts_and_store(endpoint: Endpoint) -> None:
 
 
 def test_batch_goes_on_when_the_http_side_is_killed(endpoint: Endpoint) -> None:
+    """So do clients that ask again: what the only replica had is answered by the proxy, 503 or an error event."""
+    lost: dict[bool, httpx.Response] = {}
+
+    def ask_in_vain(stream: bool) -> None:
+        long = BODY | {"max_tokens": 1500, "ignore_eos": True, "stream": stream}
+        lost[stream] = httpx.post(f"{ROOT}/v1/completions", json=long, timeout=200)
+
+    askers = [threading.Thread(target=ask_in_vain, args=(stream,)) for stream in (False, True)]
     body = BODY | {"max_tokens": 60, "ignore_eos": True}
     ids = [f"r{i}" for i in range(40)]
     target = {"method": "POST", "url": "/v1/completions"}
     lines = [target | {"custom_id": name, "body": body | {"prompt": f"{name}: the"}} for name in ids]
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()
     with openai.OpenAI(base_url=f"{ROOT}/v1", api_key="none", max_retries=20) as client:
+        for asker in askers:
+            asker.start()
         file = client.files.create(file=("in.jsonl", data), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
 
@@ -137,6 +148,13 @@ def test_batch_goes_on_when_the_http_side_is_killed(endpoint: Endpoint) -> None:
         wait_until(lambda: completed() > 4, "some are answered", 60)
         (pid,) = replica_pids("ingress")
         os.kill(pid, signal.SIGKILL)
+        for asker in askers:
+            asker.join(60)
+        whole, streamed = lost[False], lost[True]
+        assert whole.status_code == 503 and whole.headers["retry-after"] == "1", whole.text
+        assert whole.json()["error"]["code"] == "replica_lost"
+        assert streamed.status_code == 200 and streamed.text.count('"error"') == 1
+        assert '"code":"replica_lost"' in streamed.text.rstrip().splitlines()[-1]
         assert completed() < 40
         wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch ends", 120)
         assert completed() == 40 and replica_pids("ingress") != [pid]

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
+from deployments.batch.settings import HEEDED, unheeded
 from deployments.commands import main
 from deployments.commands.batch import pool_of
 from deployments.commands.serve import RAY_ENVIRONMENT
-from deployments.config import ModelConfig
+from deployments.config import AppConfig, ModelConfig, parse_config
 from tests.deployments.batch.helpers import batch_line, records, write_lines
-from tests.deployments.local import wait_until
+from tests.deployments.local import TEMPLATE, wait_until
 
+ROOT = Path(__file__).parents[3]
 IDS = [f"r{i}" for i in range(120)]
 
 
@@ -36,6 +40,7 @@ def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path, capsys: pytest.Cap
     errors = write_lines(tmp_path / "out.errors.jsonl", [{"prompt": "x"}])
     summary = write_lines(tmp_path / "out.summary.json", [{"prompt": "x"}])
     (tmp_path / "empty.jsonl").write_text("")
+    text = write_lines(tmp_path / "in.txt", ["x"])
     (tmp_path / "there.jsonl").write_text("")
     (tmp_path / "parts.jsonl.parts").mkdir()
     (tmp_path / "parts.jsonl.parts" / "job.json").write_text('{"inputs": "other"}')
@@ -60,6 +65,7 @@ def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path, capsys: pytest.Cap
         (("--input", good, *out, "--price-per-hour", "-1"), "above 0"),
         (("--input", good, *out, "--config", tmp_path / "none.yaml"), "none.yaml"),
         (("--input", good), "--output"),
+        (("--input", text, *out, "--column", "x"), "leave --column out"),
     ]
     for args, word in cases:
         assert main(["batch", *map(str, args)]) == 2
@@ -86,6 +92,36 @@ def test_workers_are_as_configuration_and_options_say() -> None:
     assert (pool.num_cpus, pool.num_gpus, pool.resources) == (3, 1, {"x": 1})
     assert pool.environment == {"OMP_NUM_THREADS": "3", "A": "b"}
     assert (pool_of(model, (2, 3)).smallest, pool_of(model, (2, 3)).largest) == (2, 3)
+
+
+def test_settings_that_a_batch_does_not_use_are_told() -> None:
+    config = parse_config(
+        {
+            "models": [
+                {"name": "a", "autoscaling": {"max_replicas": 2, "target_running": 3}},
+                {"name": "b", "stall_s": 9},
+            ],
+            "store": {"url": "memory://", "max_namespaces": 2},
+            "batches": {"folder": "x"},
+            "keys_env": "NONE",
+        }
+    )
+    wanted = ["models.autoscaling.target_running", "store.max_namespaces", "batches.folder", "keys_env"]
+    assert unheeded(config) == wanted
+    assert unheeded(parse_config({})) == []
+    documented = (ROOT / "docs/batch.md").read_text()
+    names = set(leaves(AppConfig))
+    assert names >= HEEDED
+    for name in names:
+        assert name not in HEEDED or f"`{name}`" in documented, name
+
+
+def leaves(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Settings of a section by their full names."""
+    for name, field in section.model_fields.items():
+        inner = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        sections = [kind for kind in inner if issubclass(kind, BaseModel)]
+        yield from leaves(sections[0], f"{prefix}{name}.") if sections else [prefix + name]
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +190,42 @@ def test_interrupted_killed_and_resumed(address: str, tmp_path: Path, tiny_folde
 
     again = run(*words, "--resume", "--body", json.dumps(body))
     assert again.returncode == 0 and "complete already" in again.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_model_chat_and_overwrite(address: str, tmp_path: Path, tiny_folder: Path) -> None:
+    """Plain prompts, put to the second of two models as a chat, in the place of an older output."""
+    output = write_lines(tmp_path / "out.jsonl", ["of an older run"])
+    write_lines(tmp_path / "out.errors.jsonl", ["of an older run"])
+    engine = {"model": str(chatting(tiny_folder, tmp_path)), "prior": False, "compile": False, "budget": 4}
+    models = [{"name": name, "engine": engine, "num_cpus": 0.5, "threads": 1} for name in ("first", "second")]
+    models[0]["drain_s"] = 3
+    config = tmp_path / "c.yaml"
+    args = {"models": models, "ingress_replicas": 2, "limits": {"timeout_s": 5, "choices": 9}}
+    config.write_text(json.dumps({"applications": [{"import_path": "deployments.app:build_app", "args": args}]}))
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "abc"}, {"prompt": "abc", "n": 10}, {"prompt": "x" * 10}])
+    words = ["--input", source, "--output", output, "--config", config, "--address", address, "--model", "second"]
+    done = run(*words, "--chat", "--ordered", "--overwrite", "--body", '{"max_tokens": 4, "ignore_eos": true}')
+    assert done.returncode == 0, done.stderr
+    note = f"note: {config}: a batch does not use models.drain_s, limits.timeout_s, ingress_replicas"
+    assert done.stderr.splitlines()[0] == note
+    answered, failed = records(output), records(tmp_path / "out.errors.jsonl")
+    assert [record["custom_id"] for record in answered] == ["in.jsonl:1", "in.jsonl:3"]
+    for record in answered:
+        body = record["response"]["body"]
+        assert (body["object"], body["model"]) == ("chat.completion", "second") and body["choices"][0]["message"]
+    assert [record["response"]["status_code"] for record in failed] == [400]  # limits.choices
+    assert "9" in failed[0]["response"]["body"]["error"]["message"]
+    assert json.loads((tmp_path / "out.summary.json").read_text())["job"]["chat"] is True
+
+
+def chatting(model: Path, folder: Path) -> Path:
+    """A copy of a model with a chat template."""
+    copy = shutil.copytree(model, folder / "model")
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
+    return copy
 
 
 @pytest.mark.slow

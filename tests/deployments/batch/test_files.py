@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -269,6 +270,33 @@ def test_output_is_whole_or_not_there(tmp_path: Path) -> None:
         stream.write(b"half")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
+
+
+def test_outputs_are_on_the_disk_before_their_parts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    fsync, discard = os.fsync, Journal.discard
+
+    def synced(handle: int) -> None:
+        happened.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    def discarded(journal: Journal) -> None:
+        happened.append("parts are deleted")
+        discard(journal)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Journal, "discard", discarded)
+    outputs = Outputs(str(tmp_path / "out.jsonl"))
+    with outputs.opened({}, 2, resume=False, overwrite=False) as journal:
+        assert journal is not None
+        happened.clear()
+        journal.add(table([0, 1], failed=[1]))
+        journal.flush()
+        assert happened == ["part-000-0000000.parquet.tmp", "out.jsonl.parts"]
+        happened.clear()
+        outputs.finish(journal, {}, ordered=True)
+    files = ["out.errors.jsonl.tmp", "out.jsonl.tmp", "out.summary.json.tmp"]
+    assert happened == [*(name for file in files for name in (file, tmp_path.name)), "parts are deleted"]
 
 
 def test_outputs_are_not_replaced_unasked(tmp_path: Path) -> None:

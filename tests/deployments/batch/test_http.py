@@ -172,6 +172,27 @@ def test_goes_on_after_a_restart_and_runs_once(tmp_path: Path) -> None:
         assert sorted(decoded) == [0, 40 - len(kept)]
 
 
+def test_no_more_are_under_way_than_may_be(tmp_path: Path) -> None:
+    """Of all batches together."""
+    with served(tmp_path, max_in_flight=3) as server, client_of(server) as client:
+        under_way, most, answer = 0, 0, server.backend.answer
+
+        async def counted(model: str, call: Any) -> Any:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            try:
+                async for piece in answer(model, call):
+                    yield piece
+            finally:
+                under_way -= 1
+
+        server.backend.answer = counted  # type: ignore[method-assign]
+        batches = [begin(client, slow(5)) for _ in range(2)]
+        assert [ended(client, one).request_counts.completed for one in batches] == [5, 5]
+        assert most == 3
+
+
 def test_overloaded_is_asked_again(tmp_path: Path) -> None:
     with served(tmp_path) as server, client_of(server) as client:
         refused: list[int] = []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import ray
@@ -110,6 +112,33 @@ def test_stop_is_told_again_until_it_arrives(monkeypatch: pytest.MonkeyPatch) ->
     watched._ended.set()
     thread.join(5)
     assert tried == ["told"] * 3  # and not once more
+
+
+def test_cluster_that_is_lost_while_stopping_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are asked whether they are at rest; where nobody is there to say so, the run has failed."""
+
+    def get(call: object, timeout: float | None = None) -> None:
+        raise ray.exceptions.ActorDiedError
+
+    monkeypatch.setattr(ray, "get", get)
+    lost = run.Run.__new__(run.Run)
+    flushed: list[int] = []
+    told: dict[str, Any] = {
+        "_stop": threading.Event(),
+        "_ended": threading.Event(),
+        "_lines": 8,
+        "_pool": run.Pool(),
+        "_journal": SimpleNamespace(done=np.zeros(3, bool), flush=lambda: flushed.append(1), flush_if_due=lambda: None),
+        "_coordinator": SimpleNamespace(**dict.fromkeys(("stop", "at_rest", "replica_s"), SimpleNamespace(remote=str))),
+        "_given": Counter(),
+        "_started_s": 0.0,
+        "_pass": lambda *_, **__: lost._at_rest(),
+    }
+    for name, value in told.items():
+        setattr(lost, name, value)
+    with pytest.raises(DeploymentError, match=r"^the run fails \(.*actor died.*\); what is done is kept.*--resume$"):
+        lost.execute()
+    assert flushed == [1]
 
 
 # --- over HTTP
