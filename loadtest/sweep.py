@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any, TypeVar
 
 from loadtest.errors import ServerError, UserError
 from loadtest.grid import Grid, Variant, slug, variants_of
+from loadtest.material import workload_of
+from loadtest.runs import append_run, read_runs
 from loadtest.servers import Instance, Key, RunningServer, instance_of
 from loadtest.settings import Load, RunSettings, parse
 
-RUNS = "runs.jsonl"
 _WARM_SEED = 1_000_000
 _API_KEY = "LOADTEST_API_KEY"
 
@@ -49,10 +51,12 @@ def plan(grid: Grid) -> list[tuple[Instance, list[Planned]]]:
     first each time; where servers differ, they take turns by repeats.
 
     Raises:
-        UserError: a setting of a run or a server is wrong, or two runs would have one name.
+        UserError: a setting of a run or a server is wrong, a workload does not exist, or two runs would have one name.
     """
     variants = variants_of(grid)
-    parse(RunSettings, _settings(grid, Planned(variants[0], grid.workloads[0], grid.loads[0], 0), "http://x/v1"), "run")
+    for workload, load in itertools.product(grid.workloads, grid.loads):
+        settings = _settings(grid, Planned(variants[0], workload, load, 0), "http://x/v1")
+        workload_of(parse(RunSettings, settings, "run"))
     instances: dict[Instance, list[Variant]] = {}
     for variant in variants:
         instances.setdefault(instance_of(grid.servers[variant.server], variant), []).append(variant)
@@ -167,8 +171,7 @@ class Sweep:
             "baseline": self.grid.baseline or variants_of(self.grid)[0].name,
             **told,
         }
-        with (self.folder / RUNS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        append_run(self.folder, record)
 
 
 def _settings(grid: Grid, run: Planned, url: str) -> Json:
@@ -194,30 +197,3 @@ def _said(told: Json) -> str:
         f"{figures['throughput']['output_tokens_per_s']:.1f} tokens/s, first token {ttft.get('p50', 0):.0f} ms, "
         f"then {per_token.get('p50', 0):.1f} ms, MAT {figures['mat'] or 0:.2f}, {figures['failed']} failed"
     )
-
-
-def read_runs(folder: Path) -> list[Json]:
-    """The records of a sweep's folder, of each run the latest; empty if there are none.
-
-    Raises:
-        UserError: a line is no record.
-    """
-    path = folder / RUNS
-    found: dict[str, Json] = {}
-    for number, record in _records(path):
-        if not isinstance(record, dict) or "id" not in record:
-            raise UserError(f"{path}:{number}: no record of a run; remove the line")
-        found[record["id"]] = record
-    return list(found.values())
-
-
-def _records(path: Path) -> Iterator[tuple[int, Any]]:
-    if not path.exists():
-        return
-    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            yield number, json.loads(line)
-        except ValueError:
-            if number < len(lines):  # the last one may have been cut off by a kill: that run is made anew
-                raise UserError(f"{path}:{number}: not JSON; remove the line") from None

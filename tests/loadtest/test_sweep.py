@@ -14,7 +14,8 @@ import yaml
 
 from loadtest.errors import UserError
 from loadtest.grid import read_grid
-from loadtest.sweep import plan, read_runs
+from loadtest.runs import append_run, read_runs
+from loadtest.sweep import plan
 from tests.deployments.local import wait_until
 from tests.loadtest.commands import here, loadtest
 from tests.loadtest.scripted import answer, scripted
