@@ -80,6 +80,7 @@ def _model_deployment(model: ModelConfig, config: AppConfig) -> Application:
         "target_waiting_tokens": scaling.target_waiting_tokens,
         "target_cache_use": scaling.target_cache_use,
         "target_step_ms": scaling.target_step_ms,
+        "slowdown": scaling.slowdown,
     }
     # OpenMP reads its variable when torch loads it, and Ray sets another value: before the replica's first line.
     environment = {"OMP_NUM_THREADS": str(model.replica_threads)} | model.environment

@@ -22,8 +22,10 @@ _NORMAL_P90 = 1.2815515655446004
 
 @dataclass(frozen=True)
 class Scaling:
-    """How many replicas there are. ``target`` is requests that a replica should have under way.
+    """How many replicas there are, by the rules of the service's own autoscaler.
 
+    target     requests that a replica should have under way
+    slowdown   how many times as long an answer takes then as alone, as the autoscaler is told (its setting's name)
     delays_s   how long more, and how long fewer, must be wanted before it is done
     start_s    from the decision to the first request a new replica can take
     initial    replicas at the beginning; None: the least
@@ -37,6 +39,15 @@ class Scaling:
     start_s: float = 60.0
     interval_s: float = 1.0
     initial: int | None = None
+    slowdown: float = 1.0
+
+    def wanted(self, requests: float, replicas: int) -> int:
+        """Replicas wanted where ``replicas`` serve and so many requests are under way."""
+        load = requests / self.target
+        used = load / max(1, replicas)
+        if used < 1.0:  # each would have more at a time with fewer replicas, and take longer for each
+            load *= self.slowdown / (1.0 + (self.slowdown - 1.0) * used)
+        return min(self.most, max(self.least, math.ceil(load - 1e-9)))
 
 
 @dataclass(frozen=True)
@@ -246,7 +257,7 @@ class Fleet:
     def _scale(self, now: float) -> None:
         scaling = self._scaling
         there = len(self._usable) + self._starting
-        wanted = min(scaling.most, max(scaling.least, math.ceil(self._open / scaling.target)))
+        wanted = scaling.wanted(self._open, len(self._usable))
         self._above_s = (self._above_s if self._above_s is not None else now) if wanted > there else None
         self._below_s = (self._below_s if self._below_s is not None else now) if wanted < there else None
         if self._above_s is not None and now - self._above_s >= scaling.upscale_delay_s:

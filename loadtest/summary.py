@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.observe import Reading, mean_replicas
+from loadtest.observe import Reading, mean_replicas, store_results
 from loadtest.sample import Sample
 from loadtest.settings import Limits, RunSettings
 
@@ -52,6 +52,7 @@ def summarise(
         "goodput": goodput(settings.limits, counted, window_s),
         "mat": mat(whole) or mat_of_counters(readings, begin_s, end_s),
         "acceptance": acceptance(whole),
+        "store": store_results(readings),
         "replicas": None if replicas is None else round(replicas, 3),
         "price_per_replica_hour": settings.price_per_replica_hour,
         "cost_per_million_tokens": cost_per_million(settings.price_per_replica_hour, replicas, tokens_per_s),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import json
 import os
 import secrets
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from loadtest.errors import ServerError, UserError
 from loadtest.grid import Grid, Variant, slug, variants_of
 from loadtest.material import workload_of
+from loadtest.observe import UNANSWERED
 from loadtest.runs import append_run, read_runs
 from loadtest.servers import Instance, Key, RunningServer, instance_of
 from loadtest.settings import Load, RunSettings, parse
@@ -54,9 +55,11 @@ def plan(grid: Grid) -> list[tuple[Instance, list[Planned]]]:
         UserError: a setting of a run or a server is wrong, a workload does not exist, or two runs would have one name.
     """
     variants = variants_of(grid)
-    for workload, load in itertools.product(grid.workloads, grid.loads):
-        settings = _settings(grid, Planned(variants[0], workload, load, 0), "http://x/v1")
-        workload_of(parse(RunSettings, settings, "run"))
+    settings = [
+        parse(RunSettings, _settings(grid, Planned(variants[0], workload, load, 0), "http://x/v1"), "run")
+        for workload in grid.workloads
+        for load in grid.loads
+    ]
     instances: dict[Instance, list[Variant]] = {}
     for variant in variants:
         instances.setdefault(instance_of(grid.servers[variant.server], variant), []).append(variant)
@@ -76,6 +79,8 @@ def plan(grid: Grid) -> list[tuple[Instance, list[Planned]]]:
     names = [run.name for _, runs in blocks for run in runs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"two runs would be called {twice[0]}; name files and variants apart")
+    for one in settings:
+        workload_of(one)
     return blocks
 
 
@@ -100,7 +105,7 @@ class Sweep:
             missing = [run for run in runs if run.name not in self.done]
             if not missing:
                 continue
-            keys = {run.name: self._key(run) for run in missing} if instance.args is not None else {}
+            keys = {run.name: self.key_of(run) for run in missing} if instance.args is not None else {}
             log = self.folder / "servers.log"
             self.say(f"starting {', '.join(dict.fromkeys(run.variant.server for run in missing))}")
             try:
@@ -114,11 +119,12 @@ class Sweep:
                         self._record(run, {"error": str(error)})
                 self.say(f"failed: {error}")
 
-    # --- parts
-
-    def _key(self, run: Planned) -> Key:
+    def key_of(self, run: Planned) -> Key:
+        """A new key for a run, with a namespace of the store of its own."""
         learns = run.variant.store != "off" and run.variant.drafts not in ("off", "logits")
-        return Key(f"sk-{secrets.token_hex(16)}", run.name, None if learns else "none")
+        return Key(f"sk-{secrets.token_hex(16)}", _namespace(run.name), None if learns else "none")
+
+    # --- parts
 
     def _settling(self, instance: Instance) -> list[Key]:
         return [Key(f"sk-{secrets.token_hex(16)}", "settle", "none")] if instance.args is not None else []
@@ -188,6 +194,11 @@ def _settings(grid: Grid, run: Planned, url: str) -> Json:
     return dict(grid.run) | own
 
 
+def _namespace(name: str) -> str:
+    """A namespace of the store for the run ``name``, which may be longer, and of other letters, than one may be."""
+    return f"run-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
 def _said(told: Json) -> str:
     if "error" in told:
         return f"failed: {told['error']}"
@@ -196,4 +207,12 @@ def _said(told: Json) -> str:
     return (
         f"{figures['throughput']['output_tokens_per_s']:.1f} tokens/s, first token {ttft.get('p50', 0):.0f} ms, "
         f"then {per_token.get('p50', 0):.1f} ms, MAT {figures['mat'] or 0:.2f}, {figures['failed']} failed"
-    )
+    ) + _store_said(figures["store"])
+
+
+def _store_said(store: Json | None) -> str:
+    """How much of what was asked the store did not answer in time, where that is much."""
+    asked = sum(store.values()) if store else 0
+    if store is None or store["unanswered"] <= UNANSWERED * asked:
+        return ""
+    return f"; the store did not answer {store['unanswered'] / asked:.0%} in time"

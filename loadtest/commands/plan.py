@@ -140,15 +140,20 @@ def _simulated(
     target = fleet["requests_per_s_per_replica"] * _seconds(curve, fleet["users_per_replica"]) * (1.0 - args.headroom)
     most = args.max_replicas or _MOST_REPLICAS
     first = min(most, fleet["replicas"][0])
-    scaling = Scaling(1, most, target=max(target, 0.5), start_s=args.start_s or _START_S, initial=first)
+    target = max(target, 0.5)
+    slowdown = max(1.0, _seconds(curve, target) / _seconds(curve, 1.0))
+    scaling = Scaling(
+        1, most, target=target, start_s=args.start_s or _START_S, initial=first, slowdown=round(slowdown, 2)
+    )
     store = None if args.warm is None else SharedStore(known[args.warm], args.warm_requests or _WARM_REQUESTS)
     found = _figures(Fleet(curve, scaling, seed=args.seed, store=store).run(traffic))
     cost = None if price is None else round(found["replica_hours"] * price, 4)
-    return found | {"target_per_replica": round(scaling.target, 2), "cost": cost}
+    return found | {"target_per_replica": round(target, 2), "slowdown": scaling.slowdown, "cost": cost}
 
 
 def _seconds(curve: ReplicaCurve, users: float) -> float:
-    """How long a request takes at so many users."""
+    """How long a request takes at so many users, those measured at least."""
+    users = max(users, curve.levels[0].users)
     return users / curve.at(users, "requests_per_s")
 
 
@@ -235,7 +240,8 @@ def _print(told: Json) -> None:
             print(
                 f"  simulated with an autoscaler: {found['most_replicas']} replicas at most, "
                 f"{found['replica_hours']:.4g} "
-                f"replica-hours, first token p90 {found['ttft_s_p90']:.3g} s, answer p90 {found['request_s_p90']:.3g} s"
+                f"replica-hours, first token p90 {found['ttft_s_p90']:.3g} s, answer p90 {found['request_s_p90']:.3g} s "
+                f"(autoscaling: target_running {found['target_per_replica']:.3g}, slowdown {found['slowdown']:.3g})"
             )
         for error in row["held_out_errors"]:
             said = ", ".join(

@@ -10,6 +10,7 @@ from typing import Any
 
 from loadtest.errors import UserError
 from loadtest.files import make_folder, read_mapping
+from loadtest.material import workload_of
 from loadtest.settings import RunSettings, parse
 from loadtest.summary import summarise
 from loadtest.tables import run_table
@@ -89,6 +90,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.workers is not None and not args.master:
         raise UserError("--workers is how many a --master waits for; give --master HOST:PORT too, or leave it out")
     settings = settings_of(args)
+    workload_of(settings)
     if args.output is not None:
         make_folder(args.output)
     from loadtest.load import carry_out, lead

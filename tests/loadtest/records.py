@@ -25,6 +25,7 @@ def record(
     readings: list[dict[str, Any]] | None = None,
     tokens: float = 100.0,
     ttft_ms: float = 100.0,
+    store: dict[str, int] | None = None,
 ) -> Record:
     """One run whose requests have 100 tokens each; with ``users`` at a time a token takes users / rate."""
     per_token_ms = 1e3 * users / tokens_per_s
@@ -50,6 +51,7 @@ def record(
         "goodput": {"limits": {}, "good_share": 1.0, "good_requests_per_s": 1.0, "held": failed == 0},
         "mat": mat,
         "acceptance": {} if mat == 1.0 else {"logits": {"drafted": 300, "accepted": 100, "share": 0.333}},
+        "store": store,
         "replicas": 1.0,
         "price_per_replica_hour": price,
         "cost_per_million_tokens": cost,

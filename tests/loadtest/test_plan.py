@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from deployments.autoscaling import EnginePolicy
 from loadtest.plan import Level, ReplicaCurve, Slo, Traffic, fixed_fleet, replicas_for
 from loadtest.simulate import Fleet, Scaling, SharedStore
 from tests.loadtest.commands import here, last_line
 from tests.loadtest.records import record
 
 
-def law(speed: float = 1.0, most: int = 64) -> ReplicaCurve:
-    """A replica whose token takes 10 ms and half a millisecond more for each request; answers of 100 tokens."""
+def law(speed: float = 1.0, most: int = 64, shared_ms: float = 0.5) -> ReplicaCurve:
+    """A replica whose token takes 10 ms, and half a millisecond more for each request; answers of 100 tokens."""
     levels = []
     for users in (1, 2, 4, 8, 16, 32, 64):
         if users <= most:
-            per_token_ms = (10.0 + 0.5 * users) / speed
+            per_token_ms = (10.0 + shared_ms * users) / speed
             rate = users * 1e3 / per_token_ms
             levels.append(Level(users, rate / 100, rate, per_token_ms, per_token_ms, 100.0, 100.0, 100.0))
     return ReplicaCurve(levels)
@@ -76,6 +77,27 @@ def test_hundreds_of_replicas_scale_with_the_traffic_and_back() -> None:
     assert statistics.median(calm) < 3.0  # after the start, requests take what 8 to 20 at a time take
 
 
+def test_under_even_traffic_the_number_of_replicas_settles() -> None:
+    """A request takes 3.5 times as long among 16 as alone: told so, the autoscaler leaves the number where it is."""
+
+    def late_changes(slowdown: float) -> int:
+        scaling = Scaling(1, 100, target=16.0, start_s=30.0, initial=3, slowdown=slowdown)
+        result = Fleet(law(shared_ms=2.0), scaling, seed=2).run(Traffic(((5400.0, 20.0),)))
+        times = [time for time, _ in result.replicas if 1800 < time < 5400]
+        return len(times)
+
+    assert late_changes(3.5) <= 4 < 20 < late_changes(1.0)
+
+
+def test_the_autoscaler_is_the_services_own() -> None:
+    for slowdown in (1.0, 2.5):
+        scaling = Scaling(1, 10_000, target=8.0, slowdown=slowdown)
+        policy = EnginePolicy(8, 10**9, 1.0, slowdown=slowdown)
+        for replicas in (1, 2, 7, 50):
+            for requests in (1, 3, 8, 9, 100, 399, 1000):
+                assert scaling.wanted(requests, replicas) == policy.wanted(replicas, requests, {})
+
+
 def test_a_shared_store_makes_the_fleet_faster() -> None:
     cold = Fleet(law(), Scaling(4, 4), seed=5).run(Traffic(((600.0, 20.0),)))
     store = SharedStore(law(2.0), requests=500.0)
@@ -97,8 +119,21 @@ def test_the_command_plans_checks_and_says_when_limits_cannot_be_kept(tmp_path: 
     slo = ["--slo", "time_per_token_ms=21.6,ttft_ms=100"]  # records' p90 is 1.2 times the mean: 18 ms, so 16 users
     short = tmp_path / "short.yaml"
     short.write_text("traffic: [{hours: 0.1, rate: 100}]")
-    done = here(*base, "--traffic", str(short), *slo, "--simulate", "--warm", "racer")
+    done = here(*base, "--traffic", str(short), *slo, "--simulate")
     told = last_line(done)["variants"]
+    simulated = ["--traffic", str(short), *slo, "--simulate", "--json"]
+    warm, warmed_late = (
+        last_line(here(*base, *simulated, "--warm", "racer", "--warm-requests", requests))["variants"]
+        for requests in ("100", "1000000")
+    )
+    cold = told["plain"]["simulated"]
+    assert warm["plain"]["simulated"]["request_s_p50"] < 0.7 * cold["request_s_p50"]
+    assert warmed_late["plain"]["simulated"]["request_s_p50"] == pytest.approx(cold["request_s_p50"], rel=0.1)
+    slow_start, few = (
+        last_line(here(*base, *simulated, *option))["variants"]["plain"]["simulated"]
+        for option in (["--start-s", "300"], ["--max-replicas", "5"])
+    )
+    assert few["most_replicas"] == 5 and few["request_s_p90"] > 2 * cold["request_s_p90"] and slow_start != cold
     assert done.returncode == 0, done.stderr
     assert told["plain"]["fleet"]["most_replicas"] == 12  # 100 requests/s over 16 users' 8.89
     assert told["plain"]["fleet"]["cost"] == 3.6 and told["racer"]["fleet"]["replicas"][0] < 6
@@ -114,7 +149,11 @@ def test_the_command_plans_checks_and_says_when_limits_cannot_be_kept(tmp_path: 
     for args, word in (
         (["--traffic", "1", "--slo", "latency=3"], "latency=3"),
         (["--traffic", "1", "--workload", "chat"], "was not measured"),
-        (["--traffic", "1", "--warm", "hot"], "no curve"),
+        (["--traffic", "1", "--simulate", "--warm", "hot"], "no curve"),
+        (["--traffic", "1", "--warm", "racer"], "--warm is a setting of the simulation"),
+        (["--traffic", "1", "--start-s", "5"], "--start-s is a setting of the simulation"),
+        (["--traffic", "1", "--max-replicas", "5"], "--max-replicas is a setting of the simulation"),
+        (["--traffic", "1", "--simulate", "--warm-requests", "5"], "give --warm VARIANT too"),
         (["--traffic", "-1"], "--traffic"),
     ):
         done = here(*base, *args)
