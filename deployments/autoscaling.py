@@ -63,8 +63,8 @@ class EnginePolicy:
 def enough(load: float, replicas: int, slowdown: float) -> float:
     """Replicas that suffice for what ``replicas`` carry now, if that is ``load`` times what one carries at its targets.
 
-    Above the targets that is ``load``. Below, an answer takes now ``1 + (slowdown - 1) * load / replicas`` times as long
-    as alone, and would take ``slowdown`` times as long at the targets: the work that comes is the same, so ``load``
+    Above the targets that is ``load``. Below, an answer takes ``1 + (slowdown - 1) * load / replicas`` times as long as
+    alone now, and would take ``slowdown`` times as long at the targets: the work that comes is the same, so ``load``
     would grow by the ratio of the two. Without this the number swings: too few replicas are left, which makes more
     requests be under way, which asks for too many, which makes fewer be under way.
     """

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from loadtest.errors import UserError
 
-
 _GOOD_SHARE = 0.99
 
 
@@ -61,7 +60,9 @@ class Limits(Section):
 
     ttft_ms: float | None = Field(None, gt=0.0, description="time to first token")
     time_per_token_ms: float | None = Field(None, gt=0.0, description="mean time of a token after the first")
-    good_share: float = Field(_GOOD_SHARE, gt=0.0, le=1.0, description="part of the requests that must keep both limits")
+    good_share: float = Field(
+        _GOOD_SHARE, gt=0.0, le=1.0, description="part of the requests that must keep both limits"
+    )
     error_share: float = Field(0.0, ge=0.0, le=1.0, description="part of the requests that may fail")
 
     @model_validator(mode="after")

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.commands.values import positive_number, share, whole_number
 from loadtest.curves import Measured
 from loadtest.errors import UserError
 from loadtest.files import read_mapping
+from loadtest.fleets import FleetResult, Scaling, SharedStore
 from loadtest.plan import Json, ReplicaCurve, Slo, Traffic, curves, fixed_fleet
-from loadtest.settings import Section, parse
-from loadtest.simulate import Fleet, FleetResult, Scaling, SharedStore
 from loadtest.runs import RUNS, read_runs
+from loadtest.settings import Section, parse
+from loadtest.simulate import Fleet
 
 SUMMARY = "replicas and cost for a traffic, from measured runs"
 DESCRIPTION = (
@@ -39,16 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slo", default="", metavar="LIMITS", help="ttft_ms=500,time_per_token_ms=50 (90 in 100 keep it)"
     )
     parser.add_argument("--workload", help="which of the measured ones (default: the only one)")
-    parser.add_argument("--price", type=_positive, help="of a replica for an hour (default: the sweep's)")
-    parser.add_argument("--headroom", type=_part, default=0.2, help="part of each replica left free (default: 0.2)")
+    parser.add_argument("--price", type=positive_number, help="of a replica for an hour (default: the sweep's)")
+    parser.add_argument("--headroom", type=share, default=0.2, help="part of each replica left free (default: 0.2)")
     parser.add_argument("--simulate", action="store_true", help="simulate the traffic on a fleet that scales")
-    parser.add_argument("--max-replicas", type=_count, help="simulation: most replicas (default: 1000)")
-    parser.add_argument("--start-s", type=_positive, help="simulation: how long a replica loads (default: 60)")
+    parser.add_argument("--max-replicas", type=whole_number, help="simulation: most replicas (default: 1000)")
+    parser.add_argument("--start-s", type=positive_number, help="simulation: how long a replica loads (default: 60)")
     parser.add_argument(
         "--warm", metavar="VARIANT", help="simulation: what replicas become as their shared store fills"
     )
     parser.add_argument(
-        "--warm-requests", type=_positive, help="with --warm: requests until 63%% of the way is done (default: 500)"
+        "--warm-requests",
+        type=positive_number,
+        help="with --warm: requests until 63%% of the way is done (default: 500)",
     )
     parser.add_argument("--seed", type=int, default=1, help="of the simulation (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
@@ -199,26 +203,6 @@ def _traffic(text: str) -> Traffic:
     return Traffic(parts)
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be a whole number from 1")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be above 0")
-    return value
-
-
-def _part(text: str) -> float:
-    value = float(text)
-    if not 0.0 <= value < 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be from 0 to below 1")
-    return value
-
-
 def _print(told: Json) -> None:
     print(f"{told['workload']}: {told['requests']} requests in {told['hours']:g} h")
     for variant, row in told["variants"].items():
@@ -240,8 +224,8 @@ def _print(told: Json) -> None:
             print(
                 f"  simulated with an autoscaler: {found['most_replicas']} replicas at most, "
                 f"{found['replica_hours']:.4g} "
-                f"replica-hours, first token p90 {found['ttft_s_p90']:.3g} s, answer p90 {found['request_s_p90']:.3g} s "
-                f"(autoscaling: target_running {found['target_per_replica']:.3g}, slowdown {found['slowdown']:.3g})"
+                f"replica-hours, first token p90 {found['ttft_s_p90']:.3g} s, answer p90 {found['request_s_p90']:.3g} s"
+                f" (autoscaling: target_running {found['target_per_replica']:.3g}, slowdown {found['slowdown']:.3g})"
             )
         for error in row["held_out_errors"]:
             said = ", ".join(

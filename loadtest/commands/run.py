@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from loadtest.commands.values import whole_number
 from loadtest.errors import UserError
 from loadtest.files import make_folder, read_mapping
 from loadtest.material import workload_of
@@ -74,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
     parser.add_argument("--web", metavar="PORT", type=int, help="locust's page on this port while it runs")
     parser.add_argument("--master", metavar="HOST:PORT", help="let workers make the load; they call here")
-    parser.add_argument("--workers", metavar="N", type=_count, help="how many the master waits for (default: 1)")
+    parser.add_argument("--workers", metavar="N", type=whole_number, help="how many the master waits for (default: 1)")
     parser.add_argument("--worker", metavar="HOST:PORT", help="be a worker of the master there; it has the settings")
 
 
@@ -152,15 +153,11 @@ def _steps(text: str) -> list[dict[str, Any]]:
         raise argparse.ArgumentTypeError(f"{text!r} is not valid: give users and seconds as 1x60,40x120") from None
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be a whole number from 1")
-    return int(text)
-
-
 def _option(name: str) -> str:
     """The option that sets ``name`` of the parsed ones."""
-    named = {field: option for option, field, _, _ in _OPTIONS} | {f"limit_{field}": option for option, field, _ in _LIMITS}
+    named = {field: option for option, field, _, _ in _OPTIONS} | {
+        f"limit_{field}": option for option, field, _ in _LIMITS
+    }
     return named.get(name, f"--{name}")
 
 

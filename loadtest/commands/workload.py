@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from loadtest.commands.values import whole_number
 from loadtest.errors import UserError
 from loadtest.summary import spread
 from loadtest.workloads import NAMES, Conversation, is_file, open_workload, prompt_length
@@ -22,15 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("workload", help=f"one of {', '.join(NAMES)}, or a JSONL file")
     parser.add_argument("--seed", type=int, help="of the workload (default: 1); a file has none")
-    parser.add_argument("--count", type=_positive, default=200, help="conversations to look at (default: 200)")
+    parser.add_argument("--count", type=whole_number, default=200, help="conversations to look at (default: 200)")
     parser.add_argument("--output", metavar="FILE.jsonl", type=Path, help="write them there")
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be at least 1")
-    return int(text)
 
 
 def execute(args: argparse.Namespace) -> int:

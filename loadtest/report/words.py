@@ -29,7 +29,7 @@ def sentences(measured: Measured) -> list[str]:
 
 
 def _unanswered(measured: Measured) -> Iterator[str]:
-    """Variants whose store was mostly too late: their figures are those of a store that is hardly there."""
+    """Variants whose store was often too late: their figures are those of a store that is hardly there."""
     for variant in measured.variants:
         stores = [
             record["figures"]["store"]
@@ -42,8 +42,8 @@ def _unanswered(measured: Measured) -> Iterator[str]:
         late = sum(store["unanswered"] for store in stores)
         if late > UNANSWERED * asked:
             yield (
-                f"{variant}: the store did not answer {late / asked:.0%} of what it was asked in time; with a nearer or "
-                "less busy one these runs may be faster."
+                f"{variant}: the store did not answer {late / asked:.0%} of what it was asked in time; with one that "
+                "is nearer or less busy these runs may be faster."
             )
 
 

@@ -38,8 +38,8 @@ def test_worst_signal_decides(
 def settled(slowdown: float, arriving: float, replicas: int, steps: int = 60) -> list[int]:
     """Replicas over time, each step long enough for the requests under way to settle.
 
-    An answer takes a second alone, and 1/16 of one more for each other request beside it: four times as long at 49. Where
-    more comes than the replicas can ever serve (16 a second each), requests pile up.
+    An answer takes a second alone, and 1/16 of one more for each other request beside it: four times as long at 49.
+    Where more comes than the replicas can ever serve (16 a second each), requests pile up.
     """
     policy = EnginePolicy(target_running=49, target_waiting_tokens=10**9, target_cache_use=1.0, slowdown=slowdown)
     counts, waiting = [replicas], 0.0

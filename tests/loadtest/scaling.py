@@ -50,9 +50,7 @@ class ScriptedReplica:
         pass
 
     def record_autoscaling_stats(self) -> Signals:
-        return Signals(
-            open=self._open, running=self._open, waiting=0.0, waiting_tokens=0.0, cache_use=0.0, step_ms=0.0
-        )
+        return Signals(open=self._open, running=self._open, waiting=0.0, waiting_tokens=0.0, cache_use=0.0, step_ms=0.0)
 
     def _count(self, change: int) -> None:
         self._open += change

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from deployments.autoscaling import EnginePolicy
+from loadtest.fleets import Scaling, SharedStore
 from loadtest.plan import Level, ReplicaCurve, Slo, Traffic, fixed_fleet, replicas_for
-from loadtest.simulate import Fleet, Scaling, SharedStore
+from loadtest.simulate import Fleet
 from tests.loadtest.commands import here, last_line
 from tests.loadtest.records import record
 

@@ -50,5 +50,5 @@ def test_an_engine_with_slow_steps_waits_longer() -> None:
 
 @pytest.mark.parametrize("value", ["soon", 0.0, -1.0, float("nan")])
 def test_a_wait_that_is_none_is_told(value: Any) -> None:
-    with pytest.raises(ConfigError, match="source_deadline_ms=.*auto or a number of milliseconds above 0"):
+    with pytest.raises(ConfigError, match=r"source_deadline_ms=.*auto or a number of milliseconds above 0"):
         EngineConfig(source_deadline_ms=value)
