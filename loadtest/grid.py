@@ -171,7 +171,18 @@ def _combinations(several: Variants, grid: Grid, where: str) -> Iterator[Variant
             )
         if spec.kind == "openai" and chosen["drafts"] is not None:
             raise UserError(f"{where}: variant {name!r}: drafts are a field of this project's servers (kind: racer)")
+        if useless := _useless(chosen):
+            raise UserError(f"{where}: variant {name!r}: {useless} has no effect with drafts: {chosen['drafts']}")
         yield Variant(name, server, **chosen)
+
+
+def _useless(chosen: dict[str, Any]) -> str | None:
+    """A setting that the drafts leave without effect."""
+    if chosen["drafts"] == "off" and chosen["budget"] is not None:
+        return "budget"
+    if chosen["drafts"] in ("off", "logits") and chosen["store"] in ("cold", "warm"):
+        return f"store: {chosen['store']}"
+    return None
 
 
 def _listed(variants: list[Variant]) -> str:

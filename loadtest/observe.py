@@ -29,7 +29,6 @@ _STORE_RESULTS = {
     "refused": "store_unanswered",
 }
 
-
 UNANSWERED = 0.2
 """From this part on, it is worth telling that the store did not answer in time."""
 
@@ -83,12 +82,15 @@ def read(page: str, at_s: float, memory_bytes: int | None = None) -> Reading:
 
 
 def store_results(readings: Sequence[Reading]) -> dict[str, int] | None:
-    """Contexts asked of the store from the first reading to the last, by result; None if it was not asked."""
+    """Contexts asked of the store from the first reading to the last, by result; None if it was not asked.
+
+    Where replicas have gone meanwhile, theirs are gone too.
+    """
     if not readings:
         return None
     first, last = readings[0], readings[-1]
     found = {
-        result: round((getattr(last, f"store_{result}") or 0) - (getattr(first, f"store_{result}") or 0))
+        result: max(0, round((getattr(last, f"store_{result}") or 0) - (getattr(first, f"store_{result}") or 0)))
         for result in ("hits", "misses", "unanswered")
     }
     return found if any(found.values()) else None

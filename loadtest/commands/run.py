@@ -82,7 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Carry the run out."""
     if args.worker:
-        if given := sorted(name for name, value in vars(args).items() if value and name not in _OF_A_WORKER):
+        options = {name for name, value in vars(args).items() if value is not None and value is not False}
+        if given := sorted(options - _OF_A_WORKER):
             raise UserError(f"--worker gets all settings from its master; leave {_option(given[0])} out")
         from loadtest.load import follow
 

@@ -87,7 +87,7 @@ def test_under_even_traffic_the_number_of_replicas_settles() -> None:
         times = [time for time, _ in result.replicas if 1800 < time < 5400]
         return len(times)
 
-    assert late_changes(3.5) <= 4 < 20 < late_changes(1.0)
+    assert late_changes(5.0) <= 10 < 100 < late_changes(1.0)
 
 
 def test_the_autoscaler_is_the_services_own() -> None:

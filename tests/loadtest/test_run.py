@@ -215,7 +215,7 @@ def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path) -> None:
         (["run", "--server", "openai", "--drafts", "off"], "server=racer"),
         (["run", "--output", str(wrong)], "another folder"),
         (["run", "--workers", "2"], "--master"),
-        (["run", "--worker", "127.0.0.1:9", "--users", "3"], "leave --users out"),
+        (["run", "--worker", "127.0.0.1:9", "--users", "0"], "leave --users out"),
         (["run", "--worker", "127.0.0.1:9", "--max-ttft-ms", "3"], "leave --max-ttft-ms out"),
         (["run", "--good-share", "0.9"], "good_share needs a limit"),
         (["run", "--workload", "support", "--think", "1"], "have one turn"),

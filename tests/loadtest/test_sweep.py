@@ -89,6 +89,8 @@ def test_settings_of_a_variant_make_the_server(tmp_path: Path) -> None:
             "no variant uses the server 'b'",
         ),
         ({"warm": {"users": 2}}, "no variant has store: warm"),
+        ({"variants": [{"drafts": ["off", "racer"], "budget": 8}]}, "budget has no effect with drafts: off"),
+        ({"variants": [{"drafts": "logits", "store": "warm"}]}, "store: warm has no effect with drafts: logits"),
         ({"run": {"think_s": 1.0}}, "have one turn"),
         ({"workloads": ["nothing.jsonl"]}, "cannot be read"),
         ({"run": {"seed": 1}}, "'seed' is the sweep's"),
