@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from deployments.app import policy_settings
 from deployments.autoscaling import EnginePolicy, enough
+from deployments.config import Autoscaling, ModelConfig
 from deployments.routing import score
 
 POLICY = EnginePolicy(target_running=8, target_waiting_tokens=1000, target_cache_use=0.8, target_step_ms=50)
@@ -72,6 +75,13 @@ def test_without_slowdown_the_number_swings() -> None:
 def test_slowdown_changes_nothing_at_the_targets_and_above() -> None:
     assert enough(5.0, 5, 4.0) == 5.0 and enough(9.0, 5, 4.0) == 9.0
     assert enough(1.0, 10, 1.0) == 1.0 and enough(1.0, 1000, 4.0) == pytest.approx(4.0, rel=0.01)
+
+
+def test_settings_of_a_model_make_its_policy() -> None:
+    values: dict[str, Any] = {"target_running": 3, "slowdown": 2.5, "target_cache_use": 0.5, "target_waiting_tokens": 7}
+    policy = EnginePolicy(**policy_settings(ModelConfig(autoscaling=Autoscaling(**values))))
+    assert {name: getattr(policy, name) for name in values} == values
+    assert EnginePolicy(**policy_settings(ModelConfig(engine={"max_running": 11}))).target_running == 11
 
 
 def test_conversations_spread_and_few_move_when_a_replica_comes() -> None:
