@@ -56,6 +56,17 @@ def record(
         "price_per_replica_hour": price,
         "cost_per_million_tokens": cost,
         "late_ms": spread(0.1),
+        "over_time": [
+            {
+                "at_s": at_s,
+                "requests": 10,
+                "failed": 0,
+                "output_tokens_per_s": tokens_per_s,
+                "ttft_ms": spread(ttft_ms),
+                "latency_per_token_ms": spread(per_token_ms),
+            }
+            for at_s in (10.0, 30.0, 50.0)
+        ],
     }
     return {
         "id": f"{workload}_{label}_{variant}_r{repeat}",

@@ -95,6 +95,7 @@ def test_a_report_needs_no_other_file(tmp_path: Path) -> None:
     assert charts >= {
         "support-throughput-latency.svg", "support-speedup.svg", "support-cost.svg", "support-cost-equal-latency.svg",
         "mat.svg", "sources.svg", f"{scaling['id']}-replicas.svg", f"{scaling['id']}-memory.svg",
+        f"{scaling['id']}-latency.svg", f"{scaling['id']}-throughput.svg",
     }  # fmt: skip
     for path in tmp_path.glob("*.svg"):
         ElementTree.parse(path)

@@ -42,3 +42,15 @@ def test_contexts_of_the_store_are_counted_by_result() -> None:
     found = summarise(SETTINGS, [], 0.0, 10.0, readings)["store"]
     assert found == store_results(readings) == {"hits": 10, "misses": 20, "unanswered": 70}
     assert store_results([read("", 0.0), read("", 1.0)]) is None
+
+
+def test_the_window_is_told_in_parts() -> None:
+    early = Sample("early", 0, 10.5, first_s=0.5, end_s=2.0, chunks=[(0.5, 1), (1.9, 3)], completion_tokens=4)
+    late = Sample("late", 0, 33.0, first_s=2.0, end_s=4.0, chunks=[(2.0, 4)], completion_tokens=2)
+    failed = Sample("failed", 0, 33.5, end_s=1.0, error="HTTP 503")
+    parts = summarise(SETTINGS, [early, late, failed], 10.0, 34.0)["over_time"]
+    assert [part["at_s"] for part in parts] == [10.5 + second for second in range(24)]
+    assert [part["output_tokens_per_s"] for part in parts] == [0.0, 1.0, 3.0, *[0.0] * 21]  # tokens count as they come
+    assert (parts[0]["requests"], parts[0]["failed"], parts[0]["ttft_ms"]["p50"]) == (1, 0, 500.0)
+    assert (parts[23]["requests"], parts[23]["failed"], parts[23]["ttft_ms"]["p50"]) == (2, 1, 2000.0)
+    assert parts[5]["ttft_ms"] is None
