@@ -10,7 +10,7 @@ import pytest
 
 from deployments.autoscaling import EnginePolicy
 from loadtest.fleets import Scaling, SharedStore
-from loadtest.plan import Level, ReplicaCurve, Slo, Traffic, fixed_fleet, replicas_for
+from loadtest.plan import Json, Level, ReplicaCurve, Slo, Traffic, fixed_fleet, replicas_for
 from loadtest.simulate import Fleet
 from tests.loadtest.commands import here, last_line
 from tests.loadtest.records import record
@@ -67,6 +67,30 @@ def test_a_closed_curve_is_met_again() -> None:
     assert rate == pytest.approx(16e3 / 18.0, rel=0.03) and len(result.finished) > 2500
 
 
+def test_options_of_the_simulation_have_their_effect(tmp_path: Path) -> None:
+    runs = [
+        record(variant, users, users * 1e3 * speed / (10.0 + 0.5 * users), ttft_ms=50.0)
+        for variant, speed in (("plain", 1.0), ("racer", 2.0))
+        for users in (1, 4, 16, 32)
+    ]
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in runs))
+    traffic = tmp_path / "traffic.yaml"
+    traffic.write_text("traffic: [{hours: 0.01, rate: 20}, {hours: 0.03, rate: 80}]")
+
+    def simulated(*options: str) -> Json:
+        command = ["plan", "--measured", str(tmp_path), "--traffic", str(traffic), "--slo", "time_per_token_ms=21.6"]
+        found: Json = last_line(here(*command, "--json", "--simulate", *options))["variants"]["plain"]["simulated"]
+        return found
+
+    cold, warm = simulated(), simulated("--warm", "racer", "--warm-requests", "100")
+    assert warm["request_s_p50"] < 0.7 * cold["request_s_p50"]
+    warmed_late = simulated("--warm", "racer", "--warm-requests", "1e9")
+    assert warmed_late["request_s_p50"] == pytest.approx(cold["request_s_p50"], rel=0.01)
+    few = simulated("--max-replicas", "4")
+    assert few["most_replicas"] == 4 < cold["most_replicas"] and few["request_s_p90"] > cold["request_s_p90"]
+    assert simulated("--start-s", "5")["request_s_p90"] < cold["request_s_p90"]
+
+
 def test_hundreds_of_replicas_scale_with_the_traffic_and_back() -> None:
     scaling = Scaling(1, 500, target=8.0, upscale_delay_s=2.0, downscale_delay_s=20.0, start_s=10.0)
     traffic = Traffic(((60.0, 1.0), (120.0, 1000.0), (300.0, 1.0)))
@@ -83,8 +107,8 @@ def test_under_even_traffic_the_number_of_replicas_settles() -> None:
 
     def late_changes(slowdown: float) -> int:
         scaling = Scaling(1, 100, target=16.0, start_s=30.0, initial=3, slowdown=slowdown)
-        result = Fleet(law(shared_ms=2.0), scaling, seed=2).run(Traffic(((5400.0, 20.0),)))
-        times = [time for time, _ in result.replicas if 1800 < time < 5400]
+        result = Fleet(law(shared_ms=2.0), scaling, seed=2).run(Traffic(((2700.0, 20.0),)))
+        times = [time for time, _ in result.replicas if 1200 < time < 2700]
         return len(times)
 
     assert late_changes(5.0) <= 10 < 100 < late_changes(1.0)
@@ -122,19 +146,6 @@ def test_the_command_plans_checks_and_says_when_limits_cannot_be_kept(tmp_path: 
     short.write_text("traffic: [{hours: 0.1, rate: 100}]")
     done = here(*base, "--traffic", str(short), *slo, "--simulate")
     told = last_line(done)["variants"]
-    simulated = ["--traffic", str(short), *slo, "--simulate", "--json"]
-    warm, warmed_late = (
-        last_line(here(*base, *simulated, "--warm", "racer", "--warm-requests", requests))["variants"]
-        for requests in ("100", "1000000")
-    )
-    cold = told["plain"]["simulated"]
-    assert warm["plain"]["simulated"]["request_s_p50"] < 0.7 * cold["request_s_p50"]
-    assert warmed_late["plain"]["simulated"]["request_s_p50"] == pytest.approx(cold["request_s_p50"], rel=0.1)
-    slow_start, few = (
-        last_line(here(*base, *simulated, *option))["variants"]["plain"]["simulated"]
-        for option in (["--start-s", "300"], ["--max-replicas", "5"])
-    )
-    assert few["most_replicas"] == 5 and few["request_s_p90"] > 2 * cold["request_s_p90"] and slow_start != cold
     assert done.returncode == 0, done.stderr
     assert told["plain"]["fleet"]["most_replicas"] == 12  # 100 requests/s over 16 users' 8.89
     assert told["plain"]["fleet"]["cost"] == 3.6 and told["racer"]["fleet"]["replicas"][0] < 6

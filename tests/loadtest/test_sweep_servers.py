@@ -26,8 +26,8 @@ GRID: dict[str, Any] = {
     "variants": [{"name": "cold", "store": "cold"}, {"name": "warm", "store": "warm"}],
     "loads": [{"users": 1}],
     "repeats": 1,
-    "run": {"duration_s": 3.0},
-    "settle": 2,
+    "run": {"duration_s": 2.0},
+    "settle": 0,
     "warm": {"conversations": 4, "users": 2},
 }
 

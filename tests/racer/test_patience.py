@@ -28,7 +28,7 @@ def test_a_fixed_wait_stays_and_auto_follows_the_steps() -> None:
     assert auto.deadline_ms == LEAST_MS
 
 
-def test_an_engine_with_slow_steps_waits_longer() -> None:
+def test_an_engine_with_slow_steps_waits_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
     class Spy(MemoryNgramSource):
@@ -43,7 +43,7 @@ def test_an_engine_with_slow_steps_waits_longer() -> None:
         time.sleep(0.05)
         return run(*args)
 
-    engine.runner.run = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(engine.runner, "run", slow)
     answer(engine, prompt(9, 1), max_tokens=40, ignore_eos=True)
     assert asked[0] == LEAST_MS and asked[-1] > 2 * LEAST_MS
 
