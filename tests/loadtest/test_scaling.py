@@ -34,7 +34,7 @@ def test_replicas_follow_the_users_and_no_request_is_lost(tmp_path: Path, free_p
         wait_until(lambda: running("model-scripted") == 1, "one replica is left", 60)
     (record,) = read_runs(out)
     figures = record["figures"]
-    assert figures["failed"] == 0 and figures["requests"] > 100, figures["errors"]
+    assert figures["failed"] == 0 and figures["requests"] >= 40, figures["errors"]
     told = [reading["replicas"] for reading in record["readings"] if "replicas" in reading]
     assert told[0] == 1 and max(told) >= 3, told
     assert here("report", str(out)).returncode == 0
