@@ -137,16 +137,25 @@ class Sweep:
 
     def _make(self, run: Planned, server: RunningServer, key: Key | None) -> None:
         settings = _settings(self.grid, run, server.url) | {"watch_pid": server.pid}
-        if run.variant.store == "warm":
-            warm = self.grid.warm
-            teach = {"load": {"users": warm.users}, "max_conversations": warm.conversations, "first": warm.first}
-            teach |= {"seed": settings["seed"] + _WARM_SEED, "duration_s": 3600.0, "warmup_s": 0.0}
-            self._run(settings | teach, key)
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        told = self._run(settings, key, self.folder / "samples" / run.name)
+        told = self._warm(settings, key) if run.variant.store == "warm" else {}
+        told = told or self._run(settings, key, self.folder / "samples" / run.name)
         self._record(run, told if "error" in told else {"started": started, **told})
         self.done.add(run.name)
         self.say(f"[{len(self.done)}/{self.total}] {run.name}: {_said(told)}")
+
+    def _warm(self, settings: Json, key: Key | None) -> Json:
+        """Teach the store of a run that will have these settings; what went wrong, or nothing."""
+        warm = self.grid.warm
+        teach = {"load": {"users": warm.users}, "max_conversations": warm.conversations, "first": warm.first}
+        teach |= {"seed": settings["seed"] + _WARM_SEED, "duration_s": 3600.0, "warmup_s": 0.0}
+        told = self._run(settings | teach, key)
+        if "error" in told:
+            return {"error": f"the store was not warmed: {told['error']}"}
+        if failed := told["figures"]["failed"]:
+            reason = next(iter(told["figures"]["errors"]))
+            return {"error": f"the store was not warmed: {failed} requests failed, as with {reason}"}
+        return {}
 
     def _run(self, settings: Json, key: Key | None, output: Path | None = None) -> Json:
         """One run in a process of its own, as locust changes the process it is imported in."""

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import yaml
@@ -16,6 +16,7 @@ from datastore.keys import NAMESPACE
 from loadtest.errors import UserError
 from loadtest.grid import read_grid
 from loadtest.runs import append_run, read_runs
+from loadtest.servers import Key, RunningServer
 from loadtest.sweep import Sweep, plan
 from tests.deployments.local import wait_until
 from tests.loadtest.commands import here, loadtest
@@ -149,6 +150,44 @@ def test_a_server_that_does_not_start_fails_its_runs_alone(tmp_path: Path) -> No
     assert "no port" in records["peer"]["error"] and records["plain"]["figures"]["failed"] == 0
     report = here("report", str(tmp_path / "out"))
     assert report.returncode == 0 and "no port" in (tmp_path / "out" / "report.html").read_text()
+
+
+class Idle(RunningServer):
+    """Starts nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("warming", "said"),
+    [
+        ({"error": "it does not answer"}, "the store was not warmed: it does not answer"),
+        ({"figures": {"failed": 2, "errors": {"HTTP 503": 2}}}, "2 requests failed, as with HTTP 503"),
+    ],
+)
+def test_a_store_that_was_not_warmed_makes_no_warm_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warming: dict[str, Any], said: str
+) -> None:
+    changes = {"variants": [{"name": "w", "store": "warm"}], "loads": [{"users": 1}], "repeats": 1, "settle": 0}
+    asked: list[dict[str, Any]] = []
+
+    def run(settings: dict[str, Any], key: Key | None, output: Path | None = None) -> dict[str, Any]:
+        asked.append(settings)
+        return warming
+
+    made = Sweep(
+        read_grid(grid(tmp_path / "g.yaml", **changes, warm={"conversations": 7, "users": 3})), tmp_path, print
+    )
+    monkeypatch.setattr("loadtest.sweep.RunningServer", Idle)
+    monkeypatch.setattr(made, "_run", run)
+    made.carry_out()
+    (record,) = read_runs(tmp_path)
+    assert said in record["error"] and made.failed == 1
+    assert [(one["max_conversations"], one["load"]) for one in asked] == [(7, {"users": 3})]  # the warming alone
 
 
 def test_a_line_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
