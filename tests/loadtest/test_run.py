@@ -144,11 +144,12 @@ def test_a_pause_lies_between_turns() -> None:
 
 def test_users_follow_steps_and_no_request_is_torn_apart() -> None:
     with scripted(lambda number, body: answer(0.3)) as server:
-        told = run(server, "--steps", "1x1,6x2,1x1", "--workload", "support")
+        told = run(server, "--steps", "1x1,6x2,1x2", "--workload", "support")
     found, begun = told["figures"], server.seen[0][0]
-    assert server.most_open == 6 and found["failed"] == 0 and found["window_s"] == pytest.approx(4.0, abs=0.1)
+    assert server.most_open == 6 and found["failed"] == 0 and found["window_s"] == pytest.approx(5.0, abs=0.1)
     seconds = Counter(int(time - begun) for time, _ in server.seen)
-    assert seconds[0] < seconds[2] and found["requests"] == len(server.seen)
+    assert seconds[0] < seconds[2] and seconds[4] <= seconds[2] / 2  # they go as they came: at once
+    assert found["requests"] == len(server.seen)
 
 
 def test_workers_share_the_load_and_locusts_page_shows_it(free_port: int, other_port: int) -> None:
