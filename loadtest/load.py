@@ -237,7 +237,9 @@ def _follow_steps(settings: RunSettings, runner: Runner, generators: int) -> Non
     load = settings.load
     users = generators if load.open_loop else load.users or 1
     steps = load.steps or (Step(users=users, seconds=1.0),)
-    at_once = max(1, *(step.users for step in steps))  # users come and go a second, at most: locust ramps both ways
+    at_once = max(
+        1, *(step.users for step in steps)
+    )  # so many come, or go, in a second: locust goes by degrees both ways
     for step in steps:
         runner.start(step.users, at_once)
         if load.steps:
