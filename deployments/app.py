@@ -58,6 +58,18 @@ def deployment_name(model: ModelConfig) -> str:
     )
 
 
+def policy_settings(model: ModelConfig) -> dict[str, Any]:
+    """What :class:`deployments.autoscaling.EnginePolicy` is made with."""
+    scaling = model.autoscaling
+    return {
+        "target_running": scaling.target_running or model.engine_config().max_running,
+        "target_waiting_tokens": scaling.target_waiting_tokens,
+        "target_cache_use": scaling.target_cache_use,
+        "target_step_ms": scaling.target_step_ms,
+        "slowdown": scaling.slowdown,
+    }
+
+
 def _api_builder(config: AppConfig) -> Any:
     def build() -> FastAPI:
         """Called in the replica that serves the routes: it reads the keys there."""
@@ -76,12 +88,6 @@ def _api_builder(config: AppConfig) -> Any:
 
 def _model_deployment(model: ModelConfig, config: AppConfig) -> Application:
     scaling, engine = model.autoscaling, model.engine_config()
-    policy: dict[str, Any] = {
-        "target_running": scaling.target_running or engine.max_running,
-        "target_waiting_tokens": scaling.target_waiting_tokens,
-        "target_cache_use": scaling.target_cache_use,
-        "target_step_ms": scaling.target_step_ms,
-    }
     # OpenMP reads its variable when torch loads it, and Ray sets another value: before the replica's first line.
     environment = {"OMP_NUM_THREADS": str(model.replica_threads)} | model.environment
     actor: dict[str, Any] = {
@@ -105,7 +111,7 @@ def _model_deployment(model: ModelConfig, config: AppConfig) -> Application:
             downscale_delay_s=scaling.downscale_delay_s,
             metrics_interval_s=_METRICS_INTERVAL_S,
             look_back_period_s=_LOOK_BACK_S,
-            policy=AutoscalingPolicy(policy_function=EnginePolicy, policy_kwargs=policy),
+            policy=AutoscalingPolicy(policy_function=EnginePolicy, policy_kwargs=policy_settings(model)),
         ),
         max_ongoing_requests=2 * engine.max_running,
         max_queued_requests=model.max_queued,

@@ -37,6 +37,12 @@ class Autoscaling(_Section):
     target_running: int | None = Field(
         None, ge=1, description="requests a replica should have under way; None: as many as its max_running"
     )
+    slowdown: float = Field(
+        4.0,
+        ge=1.0,
+        description="how many times as long an answer takes in a replica at its targets as alone, rather too much than "
+        "too little: a replica goes only if the others can take its work even so",
+    )
     upscale_delay_s: float = Field(5.0, ge=0.0, description="how long more must be wanted before it is done")
     downscale_delay_s: float = Field(60.0, ge=0.0, description="how long fewer must be wanted before it is done")
 

@@ -9,10 +9,10 @@ import gevent
 from gevent.pool import Group
 
 from loadtest.arrivals import poisson, shared
-from loadtest.errors import UserError
+from loadtest.material import workload_of
 from loadtest.player import Player
 from loadtest.settings import RunSettings
-from loadtest.workloads import Conversation, FromFile, open_workload
+from loadtest.workloads import Conversation, FromFile
 
 _DEFAULT_S = 60.0
 _POLL_S = 0.05
@@ -24,16 +24,14 @@ class Generator:
     Its users call :meth:`work` again and again. :meth:`run` begins and ends the load.
 
     Raises:
-        UserError: the workload does not exist, or cannot be replayed.
+        UserError: the workload does not exist, cannot be replayed, or a setting has no effect on it.
     """
 
     def __init__(self, settings: RunSettings, player: Player, index: int = 0, of: int = 1) -> None:
         self.settings, self.player, self._index, self._of = settings, player, index, of
-        self._workload = open_workload(settings.workload, settings.seed)
+        self._workload = workload_of(settings)
         self._log: list[Conversation] = []
-        if settings.load.replay is not None:
-            if not isinstance(self._workload, FromFile):
-                raise UserError("a replay needs a JSONL file as workload, whose lines have at_s")
+        if settings.load.replay is not None and isinstance(self._workload, FromFile):
             self._log = self._workload.log()
         self.measured_s = self._measured_s()
         self.begin_s = settings.warmup_s

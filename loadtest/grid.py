@@ -57,6 +57,8 @@ class ServerSpec(Section):
     def _exactly_one(self) -> Self:
         if sum(value is not None for value in (self.config, self.command, self.url)) != 1:
             raise ValueError("a server needs exactly one of config, command and url")
+        if self.url is not None and (useless := sorted(self.model_fields_set & {"environment", "ready_timeout_s"})):
+            raise ValueError(f"{useless[0]} is for a server that the sweep starts, not for a url; leave it out")
         return self
 
 
@@ -131,6 +133,10 @@ def read_grid(path: Path) -> Grid:
     variants = variants_of(grid, str(path))
     if grid.baseline is not None and grid.baseline not in {variant.name for variant in variants}:
         raise UserError(f"{path}: baseline={grid.baseline!r} is no variant; they are {_listed(variants)}")
+    if unused := sorted(set(grid.servers) - {variant.server for variant in variants}):
+        raise UserError(f"{path}: no variant uses the server {unused[0]!r}; name it in one, or leave it out")
+    if "warm" in grid.model_fields_set and all(variant.store != "warm" for variant in variants):
+        raise UserError(f"{path}: warm says how stores are taught, and no variant has store: warm; leave it out")
     return grid
 
 
@@ -165,7 +171,18 @@ def _combinations(several: Variants, grid: Grid, where: str) -> Iterator[Variant
             )
         if spec.kind == "openai" and chosen["drafts"] is not None:
             raise UserError(f"{where}: variant {name!r}: drafts are a field of this project's servers (kind: racer)")
+        if useless := _useless(chosen):
+            raise UserError(f"{where}: variant {name!r}: {useless} has no effect with drafts: {chosen['drafts']}")
         yield Variant(name, server, **chosen)
+
+
+def _useless(chosen: dict[str, Any]) -> str | None:
+    """A setting that the drafts leave without effect."""
+    if chosen["drafts"] == "off" and chosen["budget"] is not None:
+        return "budget"
+    if chosen["drafts"] in ("off", "logits") and chosen["store"] in ("cold", "warm"):
+        return f"store: {chosen['store']}"
+    return None
 
 
 def _listed(variants: list[Variant]) -> str:

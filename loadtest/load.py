@@ -236,8 +236,12 @@ def _follow_steps(settings: RunSettings, runner: Runner, generators: int) -> Non
     """Have as many users as the load wants; an open loop has one for each process, which begins all conversations."""
     load = settings.load
     users = generators if load.open_loop else load.users or 1
-    for step in load.steps or (Step(users=users, seconds=1.0),):
-        runner.start(step.users, max(1, step.users))
+    steps = load.steps or (Step(users=users, seconds=1.0),)
+    at_once = max(
+        1, *(step.users for step in steps)
+    )  # so many come, or go, in a second: locust goes by degrees both ways
+    for step in steps:
+        runner.start(step.users, at_once)
         if load.steps:
             gevent.sleep(step.seconds)
 

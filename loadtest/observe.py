@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,8 +19,18 @@ _GAUGES = {
 _COUNTERS = {
     "generated": ("vllm:generation_tokens",),
     "accepted": ("vllm:spec_decode_num_accepted_tokens",),
-    "store_hits": ("ray_racer_store_contexts",),
 }
+_STORE = "ray_racer_store_contexts"
+_STORE_RESULTS = {
+    "hit": "store_hits",
+    "miss": "store_misses",
+    "late": "store_unanswered",
+    "failed": "store_unanswered",
+    "refused": "store_unanswered",
+}
+
+UNANSWERED = 0.2
+"""From this part on, it is worth telling that the store did not answer in time."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,8 @@ class Reading:
     running, waiting     sequences over all replicas
     memory_bytes         proportional set size of the watched process and its children
     generated, accepted  tokens, and accepted draft tokens, since the server began (vLLM tells these only here)
-    store_hits           contexts found in the n-gram store since the server began
+    store_hits, store_misses, store_unanswered   contexts that the n-gram store knew, did not know, and did not answer
+                         for in time (late, failed, or not asked as it had been late before), since the server began
     """
 
     at_s: float
@@ -42,6 +53,8 @@ class Reading:
     generated: float | None = None
     accepted: float | None = None
     store_hits: float | None = None
+    store_misses: float | None = None
+    store_unanswered: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As one object, without what is not told."""
@@ -57,11 +70,30 @@ def read(page: str, at_s: float, memory_bytes: int | None = None) -> Reading:
         for sample in family.samples:
             if family.name == _REPLICA_GAUGE:
                 replicas.add("/".join(sample.labels.get(label, "") for label in _REPLICA_LABELS))
+            if sample.name.endswith("_created"):
+                continue
+            metric = family.name.removesuffix("_total")
+            if metric == _STORE and (result := _STORE_RESULTS.get(sample.labels.get("result", ""))):
+                sums[result] += sample.value
             for name, sources in (_GAUGES | _COUNTERS).items():
-                wanted = name != "store_hits" or sample.labels.get("result") == "hit"
-                if family.name.removesuffix("_total") in sources and wanted and not sample.name.endswith("_created"):
+                if metric in sources:
                     sums[name] += sample.value
     return Reading(at_s, len(replicas) or None, memory_bytes=memory_bytes, **sums)
+
+
+def store_results(readings: Sequence[Reading]) -> dict[str, int] | None:
+    """Contexts asked of the store from the first reading to the last, by result; None if it was not asked.
+
+    Where replicas have gone meanwhile, theirs are gone too.
+    """
+    if not readings:
+        return None
+    first, last = readings[0], readings[-1]
+    found = {
+        result: max(0, round((getattr(last, f"store_{result}") or 0) - (getattr(first, f"store_{result}") or 0)))
+        for result in ("hits", "misses", "unanswered")
+    }
+    return found if any(found.values()) else None
 
 
 def memory_of(pid: int) -> int | None:

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from loadtest.errors import UserError
 
+_GOOD_SHARE = 0.99
+
 
 class Section(BaseModel):
     """Frozen, and strict about names."""
@@ -58,8 +60,16 @@ class Limits(Section):
 
     ttft_ms: float | None = Field(None, gt=0.0, description="time to first token")
     time_per_token_ms: float | None = Field(None, gt=0.0, description="mean time of a token after the first")
-    good_share: float = Field(0.99, gt=0.0, le=1.0, description="part of the requests that must keep both limits")
+    good_share: float = Field(
+        _GOOD_SHARE, gt=0.0, le=1.0, description="part of the requests that must keep both limits"
+    )
     error_share: float = Field(0.0, ge=0.0, le=1.0, description="part of the requests that may fail")
+
+    @model_validator(mode="after")
+    def _share_of_something(self) -> Self:
+        if self.ttft_ms is None and self.time_per_token_ms is None and self.good_share != _GOOD_SHARE:
+            raise ValueError("good_share needs a limit, ttft_ms or time_per_token_ms; error_share is about failures")
+        return self
 
 
 class RunSettings(Section):
@@ -99,6 +109,8 @@ class RunSettings(Section):
             )
         if self.load.steps is not None and (self.warmup_s or self.duration_s):
             raise ValueError("steps have their own times and no warm-up; leave warmup_s and duration_s out")
+        if self.load.replay is not None and self.first:
+            raise ValueError("a replay begins with its log's first line; leave first out")
         return self
 
     @property

@@ -12,68 +12,13 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
+from loadtest.fleets import Finished, FleetResult, Scaling, SharedStore
 from loadtest.plan import ReplicaCurve, Traffic
 
 _NORMAL_P90 = 1.2815515655446004
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """How many replicas there are. ``target`` is requests that a replica should have under way.
-
-    delays_s   how long more, and how long fewer, must be wanted before it is done
-    start_s    from the decision to the first request a new replica can take
-    initial    replicas at the beginning; None: the least
-    """
-
-    least: int = 1
-    most: int = 1
-    target: float = 8.0
-    upscale_delay_s: float = 5.0
-    downscale_delay_s: float = 60.0
-    start_s: float = 60.0
-    interval_s: float = 1.0
-    initial: int | None = None
-
-
-@dataclass(frozen=True)
-class SharedStore:
-    """Replicas share what they learn: the fleet's speed goes from the cold curve to the warm one.
-
-    ``requests``: after so many the way is done to 63%.
-    """
-
-    warm: ReplicaCurve
-    requests: float
-
-
-@dataclass
-class Finished:
-    """One request's times: seconds since the simulation began, and since it arrived."""
-
-    arrived_s: float
-    first_s: float
-    end_s: float
-    tokens: float
-
-
-@dataclass
-class FleetResult:
-    """What a simulation gave. ``replicas``: (time, how many that are paid for) at each change."""
-
-    finished: list[Finished] = field(default_factory=list)
-    replicas: list[tuple[float, int]] = field(default_factory=list)
-    ended_s: float = 0.0
-
-    @property
-    def replica_hours(self) -> float:
-        """Time that replicas were paid for."""
-        ends = [time for time, _ in self.replicas[1:]] + [self.ended_s]
-        parts = ((end - begin) * count for (begin, count), end in zip(self.replicas, ends, strict=True))
-        return sum(parts) / 3600.0
 
 
 class _Replica:
@@ -246,7 +191,7 @@ class Fleet:
     def _scale(self, now: float) -> None:
         scaling = self._scaling
         there = len(self._usable) + self._starting
-        wanted = min(scaling.most, max(scaling.least, math.ceil(self._open / scaling.target)))
+        wanted = scaling.wanted(self._open, len(self._usable))
         self._above_s = (self._above_s if self._above_s is not None else now) if wanted > there else None
         self._below_s = (self._below_s if self._below_s is not None else now) if wanted < there else None
         if self._above_s is not None and now - self._above_s >= scaling.upscale_delay_s:

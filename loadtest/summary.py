@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from loadtest.observe import Reading, mean_replicas
+from loadtest.observe import Reading, mean_replicas, store_results
 from loadtest.sample import Sample
 from loadtest.settings import Limits, RunSettings
 
 Json = dict[str, Any]
 
 PERCENTILES = (50, 90, 99)
+_PARTS = 24
 
 
 def summarise(
@@ -52,11 +54,34 @@ def summarise(
         "goodput": goodput(settings.limits, counted, window_s),
         "mat": mat(whole) or mat_of_counters(readings, begin_s, end_s),
         "acceptance": acceptance(whole),
+        "store": store_results(readings),
         "replicas": None if replicas is None else round(replicas, 3),
         "price_per_replica_hour": settings.price_per_replica_hour,
         "cost_per_million_tokens": cost_per_million(settings.price_per_replica_hour, replicas, tokens_per_s),
         "late_ms": spread(sample.late_s * 1e3 for sample in counted),
+        "over_time": over_time(samples, begin_s, end_s),
     }
+
+
+def over_time(samples: Sequence[Sample], begin_s: float, end_s: float) -> list[Json]:
+    """The window in equal parts: tokens per second that came in each, and times of the requests that were due in it."""
+    edges = np.linspace(begin_s, end_s, _PARTS + 1).tolist()
+    parts = []
+    for begin, end in itertools.pairwise(edges):
+        due = [sample for sample in samples if begin <= sample.start_s < end]
+        whole = [sample for sample in due if sample.error is None]
+        tokens = sum(sample.tokens_between(begin, end) for sample in samples)
+        parts.append(
+            {
+                "at_s": round((begin + end) / 2, 2),
+                "requests": len(due),
+                "failed": len(due) - len(whole),
+                "output_tokens_per_s": round(tokens / max(end - begin, 1e-9), 3),
+                "ttft_ms": spread(sample.ttft_ms for sample in whole),
+                "latency_per_token_ms": spread(sample.latency_per_token_ms for sample in whole),
+            }
+        )
+    return parts
 
 
 def spread(values: Iterable[float | None], digits: int = 2) -> Json | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +16,12 @@ from typing import Any, TypeVar
 
 from loadtest.errors import ServerError, UserError
 from loadtest.grid import Grid, Variant, slug, variants_of
+from loadtest.material import workload_of
+from loadtest.observe import UNANSWERED
+from loadtest.runs import append_run, read_runs
 from loadtest.servers import Instance, Key, RunningServer, instance_of
 from loadtest.settings import Load, RunSettings, parse
 
-RUNS = "runs.jsonl"
 _WARM_SEED = 1_000_000
 _API_KEY = "LOADTEST_API_KEY"
 
@@ -49,10 +52,14 @@ def plan(grid: Grid) -> list[tuple[Instance, list[Planned]]]:
     first each time; where servers differ, they take turns by repeats.
 
     Raises:
-        UserError: a setting of a run or a server is wrong, or two runs would have one name.
+        UserError: a setting of a run or a server is wrong, a workload does not exist, or two runs would have one name.
     """
     variants = variants_of(grid)
-    parse(RunSettings, _settings(grid, Planned(variants[0], grid.workloads[0], grid.loads[0], 0), "http://x/v1"), "run")
+    settings = [
+        parse(RunSettings, _settings(grid, Planned(variants[0], workload, load, 0), "http://x/v1"), "run")
+        for workload in grid.workloads
+        for load in grid.loads
+    ]
     instances: dict[Instance, list[Variant]] = {}
     for variant in variants:
         instances.setdefault(instance_of(grid.servers[variant.server], variant), []).append(variant)
@@ -72,6 +79,8 @@ def plan(grid: Grid) -> list[tuple[Instance, list[Planned]]]:
     names = [run.name for _, runs in blocks for run in runs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"two runs would be called {twice[0]}; name files and variants apart")
+    for one in settings:
+        workload_of(one)
     return blocks
 
 
@@ -96,7 +105,7 @@ class Sweep:
             missing = [run for run in runs if run.name not in self.done]
             if not missing:
                 continue
-            keys = {run.name: self._key(run) for run in missing} if instance.args is not None else {}
+            keys = {run.name: self.key_of(run) for run in missing} if instance.args is not None else {}
             log = self.folder / "servers.log"
             self.say(f"starting {', '.join(dict.fromkeys(run.variant.server for run in missing))}")
             try:
@@ -110,11 +119,12 @@ class Sweep:
                         self._record(run, {"error": str(error)})
                 self.say(f"failed: {error}")
 
-    # --- parts
-
-    def _key(self, run: Planned) -> Key:
+    def key_of(self, run: Planned) -> Key:
+        """A new key for a run, with a namespace of the store of its own."""
         learns = run.variant.store != "off" and run.variant.drafts not in ("off", "logits")
-        return Key(f"sk-{secrets.token_hex(16)}", run.name, None if learns else "none")
+        return Key(f"sk-{secrets.token_hex(16)}", _namespace(run.name), None if learns else "none")
+
+    # --- parts
 
     def _settling(self, instance: Instance) -> list[Key]:
         return [Key(f"sk-{secrets.token_hex(16)}", "settle", "none")] if instance.args is not None else []
@@ -127,16 +137,25 @@ class Sweep:
 
     def _make(self, run: Planned, server: RunningServer, key: Key | None) -> None:
         settings = _settings(self.grid, run, server.url) | {"watch_pid": server.pid}
-        if run.variant.store == "warm":
-            warm = self.grid.warm
-            teach = {"load": {"users": warm.users}, "max_conversations": warm.conversations, "first": warm.first}
-            teach |= {"seed": settings["seed"] + _WARM_SEED, "duration_s": 3600.0, "warmup_s": 0.0}
-            self._run(settings | teach, key)
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        told = self._run(settings, key, self.folder / "samples" / run.name)
+        told = self._warm(settings, key) if run.variant.store == "warm" else {}
+        told = told or self._run(settings, key, self.folder / "samples" / run.name)
         self._record(run, told if "error" in told else {"started": started, **told})
         self.done.add(run.name)
         self.say(f"[{len(self.done)}/{self.total}] {run.name}: {_said(told)}")
+
+    def _warm(self, settings: Json, key: Key | None) -> Json:
+        """Teach the store of a run that will have these settings; what went wrong, or nothing."""
+        warm = self.grid.warm
+        teach = {"load": {"users": warm.users}, "max_conversations": warm.conversations, "first": warm.first}
+        teach |= {"seed": settings["seed"] + _WARM_SEED, "duration_s": 3600.0, "warmup_s": 0.0}
+        told = self._run(settings | teach, key)
+        if "error" in told:
+            return {"error": f"the store was not warmed: {told['error']}"}
+        if failed := told["figures"]["failed"]:
+            reason = next(iter(told["figures"]["errors"]))
+            return {"error": f"the store was not warmed: {failed} requests failed, as with {reason}"}
+        return {}
 
     def _run(self, settings: Json, key: Key | None, output: Path | None = None) -> Json:
         """One run in a process of its own, as locust changes the process it is imported in."""
@@ -167,8 +186,7 @@ class Sweep:
             "baseline": self.grid.baseline or variants_of(self.grid)[0].name,
             **told,
         }
-        with (self.folder / RUNS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        append_run(self.folder, record)
 
 
 def _settings(grid: Grid, run: Planned, url: str) -> Json:
@@ -185,6 +203,11 @@ def _settings(grid: Grid, run: Planned, url: str) -> Json:
     return dict(grid.run) | own
 
 
+def _namespace(name: str) -> str:
+    """A namespace of the store for the run ``name``, which may be longer, and of other letters, than one may be."""
+    return f"run-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
 def _said(told: Json) -> str:
     if "error" in told:
         return f"failed: {told['error']}"
@@ -193,31 +216,12 @@ def _said(told: Json) -> str:
     return (
         f"{figures['throughput']['output_tokens_per_s']:.1f} tokens/s, first token {ttft.get('p50', 0):.0f} ms, "
         f"then {per_token.get('p50', 0):.1f} ms, MAT {figures['mat'] or 0:.2f}, {figures['failed']} failed"
-    )
+    ) + _store_said(figures["store"])
 
 
-def read_runs(folder: Path) -> list[Json]:
-    """The records of a sweep's folder, of each run the latest; empty if there are none.
-
-    Raises:
-        UserError: a line is no record.
-    """
-    path = folder / RUNS
-    found: dict[str, Json] = {}
-    for number, record in _records(path):
-        if not isinstance(record, dict) or "id" not in record:
-            raise UserError(f"{path}:{number}: no record of a run; remove the line")
-        found[record["id"]] = record
-    return list(found.values())
-
-
-def _records(path: Path) -> Iterator[tuple[int, Any]]:
-    if not path.exists():
-        return
-    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            yield number, json.loads(line)
-        except ValueError:
-            if number < len(lines):  # the last one may have been cut off by a kill: that run is made anew
-                raise UserError(f"{path}:{number}: not JSON; remove the line") from None
+def _store_said(store: Json | None) -> str:
+    """How much of what was asked the store did not answer in time, where that is much."""
+    asked = sum(store.values()) if store else 0
+    if store is None or store["unanswered"] <= UNANSWERED * asked:
+        return ""
+    return f"; the store did not answer {store['unanswered'] / asked:.0%} in time"

@@ -34,6 +34,12 @@ def run_table(workload: str, load: str, figures: Json) -> str:
     if figures["mat"] is not None:
         sources = ", ".join(f"{name} {value['share']:.0%}" for name, value in figures["acceptance"].items())
         lines.append(f"MAT {figures['mat']:.2f}" + (f"; accepted of drafted: {sources}" if sources else ""))
+    if (store := figures["store"]) is not None:
+        lines.append(
+            f"store: {store['hits']} contexts known, {store['misses']} not, {store['unanswered']} not answered in time"
+        )
+    if figures["price_per_replica_hour"] is not None and figures["replicas"] is None:
+        lines.append("no cost: the server does not tell how many replicas it has; give --replicas")
     if figures["cost_per_million_tokens"] is not None:
         lines.append(
             f"{figures['cost_per_million_tokens']:.4g} per million tokens with {figures['replicas']:g} replicas"

@@ -43,6 +43,19 @@ def _budget(value: Any) -> Budget:
         raise ValueError("it must be auto or an integer from 1 to 1024") from None
 
 
+SourceDeadline = float | Literal["auto"]
+"""Milliseconds; auto: a part of what steps take lately."""
+
+
+def _deadline(value: Any) -> SourceDeadline:
+    if value == "auto":
+        return "auto"
+    try:
+        return TypeAdapter(Annotated[float, Field(gt=0.0, allow_inf_nan=False)]).validate_python(value)
+    except ValidationError:
+        raise ValueError("it must be auto or a number of milliseconds above 0") from None
+
+
 def one_sentence(error: ValidationError) -> tuple[str, str]:
     """The first problem of a pydantic error as ``(sentence, field)``."""
     first = error.errors(include_url=False)[0]
@@ -107,7 +120,10 @@ class EngineConfig(Validated):
     max_context: int | None = Field(None, ge=2, description="longest prompt plus answer; None: what the model allows")
     max_running: int = Field(64, ge=1, description="sequences decoded in one step")
     prefill_chunk: int = Field(512, ge=1, description="prompt tokens processed in one step, over all requests")
-    source_deadline_ms: float = Field(2.0, gt=0.0, description="longest wait for the shared n-gram store in a step")
+    source_deadline_ms: Annotated[SourceDeadline, PlainValidator(_deadline)] = Field(
+        "auto",
+        description="longest wait for the shared n-gram store in a step; auto: a fifth of a step's time, at least 2",
+    )
     seed: int | None = Field(
         None, ge=0, lt=2**64, description="seed of requests that bring none; None: fresh entropy for each"
     )

@@ -26,6 +26,7 @@ from racer.model.runner import ModelRunner
 from racer.model.selftest import check_verifiable
 from racer.model.step_time import model_step_curve
 from racer.model.topk import top_k
+from racer.patience import Patience
 from racer.scheduler import Scheduler, Slot
 from racer.sequence import Sequence
 from racer.step_curve import StepCurve
@@ -40,7 +41,7 @@ class Engine:
 
     Not thread-safe: one thread adds, aborts and steps (:class:`racer.async_engine.AsyncEngine` is that thread).
     ``source``: a shared n-gram store to draft from and to teach; the engine never waits longer for it than
-    ``config.source_deadline_ms`` a step. A request may bring another source of its own. ``step_curve``: step
+    ``config.source_deadline_ms`` says. A request may bring another source of its own. ``step_curve``: step
     times, where ``config.budget`` is "auto"; measured, or read from the cache folder, if not given.
 
     ``budget`` is the configured one. Experiments may set it to a number, and back, between steps.
@@ -74,7 +75,8 @@ class Engine:
                 step_curve or model_step_curve(self.loaded, self.runner, config.max_running, config.top_k)
             )
             controller = BudgetController(self.step_times, self.drafter.reliability[TreeShape.BEST], config.max_budget)
-        self._drafts = StepDrafts(controller, source, config.source_deadline_ms)
+        self._patience = Patience(config.source_deadline_ms)
+        self._drafts = StepDrafts(controller, source, self._patience)
         self._source = source
         self._open: dict[str, list[Sequence]] = {}
         self._aborted: list[StepOutput] = []
@@ -280,6 +282,8 @@ class Engine:
         step_ms = (time.perf_counter() - started) * 1e3
         if self.step_times is not None and self.budget == "auto" and decoding == len(turns):
             self.step_times.observe(tokens, len(turns), step_ms)
+        if decoding == len(turns):
+            self._patience.observe(step_ms - (drafted - started) * 1e3)
         self.metrics.record(
             StepStats(
                 step_ms=step_ms,

@@ -9,19 +9,26 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.commands.values import positive_number, share, whole_number
 from loadtest.curves import Measured
 from loadtest.errors import UserError
 from loadtest.files import read_mapping
+from loadtest.fleets import FleetResult, Scaling, SharedStore
 from loadtest.plan import Json, ReplicaCurve, Slo, Traffic, curves, fixed_fleet
+from loadtest.runs import RUNS, read_runs
 from loadtest.settings import Section, parse
-from loadtest.simulate import Fleet, FleetResult, Scaling, SharedStore
-from loadtest.sweep import RUNS, read_runs
+from loadtest.simulate import Fleet
 
 SUMMARY = "replicas and cost for a traffic, from measured runs"
 DESCRIPTION = (
     "Work out how many replicas a traffic needs and what they cost, for each variant that a sweep has measured, how "
     "wrong the curves are at loads held out from them, and, with --simulate, how a fleet with an autoscaler would do."
 )
+
+
+_MOST_REPLICAS = 1000
+_START_S = 60.0
+_WARM_REQUESTS = 500.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,23 +41,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slo", default="", metavar="LIMITS", help="ttft_ms=500,time_per_token_ms=50 (90 in 100 keep it)"
     )
     parser.add_argument("--workload", help="which of the measured ones (default: the only one)")
-    parser.add_argument("--price", type=_positive, help="of a replica for an hour (default: the sweep's)")
-    parser.add_argument("--headroom", type=_part, default=0.2, help="part of each replica left free (default: 0.2)")
+    parser.add_argument("--price", type=positive_number, help="of a replica for an hour (default: the sweep's)")
+    parser.add_argument("--headroom", type=share, default=0.2, help="part of each replica left free (default: 0.2)")
     parser.add_argument("--simulate", action="store_true", help="simulate the traffic on a fleet that scales")
-    parser.add_argument("--max-replicas", type=_count, default=1000, help="simulation: most replicas (default: 1000)")
-    parser.add_argument(
-        "--start-s", type=_positive, default=60.0, help="simulation: how long a replica loads (default: 60)"
-    )
+    parser.add_argument("--max-replicas", type=whole_number, help="simulation: most replicas (default: 1000)")
+    parser.add_argument("--start-s", type=positive_number, help="simulation: how long a replica loads (default: 60)")
     parser.add_argument(
         "--warm", metavar="VARIANT", help="simulation: what replicas become as their shared store fills"
     )
-    parser.add_argument("--warm-requests", type=_positive, default=500.0, help="requests until 63%% of the way is done")
+    parser.add_argument(
+        "--warm-requests",
+        type=positive_number,
+        help="with --warm: requests until 63%% of the way is done (default: 500)",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the simulation (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
 
 
 def execute(args: argparse.Namespace) -> int:
     """Print the plan."""
+    _refuse_useless(args)
     records = read_runs(args.measured)
     if not records:
         raise UserError(f"{args.measured / RUNS} holds no runs; make some with: python -m loadtest sweep GRID.yaml")
@@ -73,6 +83,14 @@ def execute(args: argparse.Namespace) -> int:
         _print(told)
     print(json.dumps(told))
     return 0 if all(row["fleet"] is not None for row in told["variants"].values()) else 1
+
+
+def _refuse_useless(args: argparse.Namespace) -> None:
+    for option in ("max_replicas", "start_s", "warm", "warm_requests"):
+        if getattr(args, option) is not None and not args.simulate:
+            raise UserError(f"--{option.replace('_', '-')} is a setting of the simulation; give --simulate too")
+    if args.warm_requests is not None and args.warm is None:
+        raise UserError("--warm-requests says how fast --warm is reached; give --warm VARIANT too")
 
 
 def check(measured: Measured, workload: str, variant: str, curve: ReplicaCurve, seed: int) -> list[Json]:
@@ -124,16 +142,22 @@ def _simulated(
     price: float | None,
 ) -> Json:
     target = fleet["requests_per_s_per_replica"] * _seconds(curve, fleet["users_per_replica"]) * (1.0 - args.headroom)
-    first = min(args.max_replicas, fleet["replicas"][0])
-    scaling = Scaling(1, args.max_replicas, target=max(target, 0.5), start_s=args.start_s, initial=first)
-    store = None if args.warm is None else SharedStore(known[args.warm], args.warm_requests)
+    most = args.max_replicas or _MOST_REPLICAS
+    first = min(most, fleet["replicas"][0])
+    target = max(target, 0.5)
+    slowdown = max(1.0, _seconds(curve, target) / _seconds(curve, 1.0))
+    scaling = Scaling(
+        1, most, target=target, start_s=args.start_s or _START_S, initial=first, slowdown=round(slowdown, 2)
+    )
+    store = None if args.warm is None else SharedStore(known[args.warm], args.warm_requests or _WARM_REQUESTS)
     found = _figures(Fleet(curve, scaling, seed=args.seed, store=store).run(traffic))
     cost = None if price is None else round(found["replica_hours"] * price, 4)
-    return found | {"target_per_replica": round(scaling.target, 2), "cost": cost}
+    return found | {"target_per_replica": round(target, 2), "slowdown": scaling.slowdown, "cost": cost}
 
 
 def _seconds(curve: ReplicaCurve, users: float) -> float:
-    """How long a request takes at so many users."""
+    """How long a request takes at so many users, those measured at least."""
+    users = max(users, curve.levels[0].users)
     return users / curve.at(users, "requests_per_s")
 
 
@@ -179,26 +203,6 @@ def _traffic(text: str) -> Traffic:
     return Traffic(parts)
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be a whole number from 1")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be above 0")
-    return value
-
-
-def _part(text: str) -> float:
-    value = float(text)
-    if not 0.0 <= value < 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be from 0 to below 1")
-    return value
-
-
 def _print(told: Json) -> None:
     print(f"{told['workload']}: {told['requests']} requests in {told['hours']:g} h")
     for variant, row in told["variants"].items():
@@ -221,6 +225,7 @@ def _print(told: Json) -> None:
                 f"  simulated with an autoscaler: {found['most_replicas']} replicas at most, "
                 f"{found['replica_hours']:.4g} "
                 f"replica-hours, first token p90 {found['ttft_s_p90']:.3g} s, answer p90 {found['request_s_p90']:.3g} s"
+                f" (autoscaling: target_running {found['target_per_replica']:.3g}, slowdown {found['slowdown']:.3g})"
             )
         for error in row["held_out_errors"]:
             said = ", ".join(

@@ -8,7 +8,7 @@ from pathlib import Path
 from loadtest.errors import UserError
 from loadtest.files import make_folder
 from loadtest.report.page import write_report
-from loadtest.sweep import RUNS, read_runs
+from loadtest.runs import RUNS, read_runs
 
 SUMMARY = "make a report of a sweep's runs"
 DESCRIPTION = (

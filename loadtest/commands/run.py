@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from loadtest.commands.values import whole_number
 from loadtest.errors import UserError
 from loadtest.files import make_folder, read_mapping
+from loadtest.material import workload_of
 from loadtest.settings import RunSettings, parse
 from loadtest.summary import summarise
 from loadtest.tables import run_table
+from loadtest.workloads import is_file
 
 SUMMARY = "put a load on an endpoint and measure it"
 DESCRIPTION = (
@@ -51,6 +54,9 @@ _LIMITS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+_OF_A_WORKER = {"worker", "command", "execute"}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--settings", metavar="FILE", type=Path, help="YAML or JSON of all settings; options go before")
@@ -69,25 +75,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
     parser.add_argument("--web", metavar="PORT", type=int, help="locust's page on this port while it runs")
     parser.add_argument("--master", metavar="HOST:PORT", help="let workers make the load; they call here")
-    parser.add_argument("--workers", metavar="N", type=int, default=1, help="how many to wait for (default: 1)")
+    parser.add_argument("--workers", metavar="N", type=whole_number, help="how many the master waits for (default: 1)")
     parser.add_argument("--worker", metavar="HOST:PORT", help="be a worker of the master there; it has the settings")
 
 
 def execute(args: argparse.Namespace) -> int:
     """Carry the run out."""
     if args.worker:
+        options = {name for name, value in vars(args).items() if value is not None and value is not False}
+        if given := sorted(options - _OF_A_WORKER):
+            raise UserError(f"--worker gets all settings from its master; leave {_option(given[0])} out")
         from loadtest.load import follow
 
         follow(*_address(args.worker, "--worker"))
         return 0
+    if args.workers is not None and not args.master:
+        raise UserError("--workers is how many a --master waits for; give --master HOST:PORT too, or leave it out")
     settings = settings_of(args)
+    workload_of(settings)
     if args.output is not None:
         make_folder(args.output)
     from loadtest.load import carry_out, lead
 
     if args.master:
         host, port = _address(args.master, "--master")
-        outcome = lead(settings, args.workers, host, port, web_port=args.web)
+        outcome = lead(settings, args.workers or 1, host, port, web_port=args.web)
     else:
         outcome = carry_out(settings, web_port=args.web)
     figures = summarise(settings, outcome.samples, outcome.begin_s, outcome.end_s, outcome.readings)
@@ -129,6 +141,8 @@ def settings_of(args: argparse.Namespace) -> RunSettings:
     if given:
         values["limits"] = dict(values.get("limits", {})) | given
     found: RunSettings = parse(RunSettings, values, str(args.settings or "options"))
+    if args.seed is not None and is_file(found.workload) and found.load.rate is None:
+        raise UserError("--seed changes nothing in a file's requests, only the arrivals of --rate; leave it out")
     return found
 
 
@@ -138,6 +152,14 @@ def _steps(text: str) -> list[dict[str, Any]]:
         return [{"users": int(users), "seconds": float(seconds)} for users, seconds in pairs]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not valid: give users and seconds as 1x60,40x120") from None
+
+
+def _option(name: str) -> str:
+    """The option that sets ``name`` of the parsed ones."""
+    named = {field: option for option, field, _, _ in _OPTIONS} | {
+        f"limit_{field}": option for option, field, _ in _LIMITS
+    }
+    return named.get(name, f"--{name}")
 
 
 def _address(text: str, option: str) -> tuple[str, int]:

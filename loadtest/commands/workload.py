@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from loadtest.commands.values import whole_number
 from loadtest.errors import UserError
 from loadtest.summary import spread
-from loadtest.workloads import NAMES, Conversation, open_workload, prompt_length
+from loadtest.workloads import NAMES, Conversation, is_file, open_workload, prompt_length
 
 SUMMARY = "show a workload's lengths, or write it to a file"
 DESCRIPTION = (
@@ -21,21 +22,18 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("workload", help=f"one of {', '.join(NAMES)}, or a JSONL file")
-    parser.add_argument("--seed", type=int, default=1, help="of the workload (default: 1)")
-    parser.add_argument("--count", type=_positive, default=200, help="conversations to look at (default: 200)")
+    parser.add_argument("--seed", type=int, help="of the workload (default: 1); a file has none")
+    parser.add_argument("--count", type=whole_number, default=200, help="conversations to look at (default: 200)")
     parser.add_argument("--output", metavar="FILE.jsonl", type=Path, help="write them there")
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: it must be at least 1")
-    return int(text)
-
-
 def execute(args: argparse.Namespace) -> int:
     """Print the lengths."""
-    workload = open_workload(args.workload, args.seed)
+    if args.seed is not None and is_file(args.workload):
+        raise UserError("--seed changes nothing in a file's requests; leave it out")
+    seed = 1 if args.seed is None else args.seed
+    workload = open_workload(args.workload, seed)
     count = min(args.count, workload.length or args.count)
     found = [workload.conversation(number) for number in range(count)]
     caps = [turn.max_tokens for one in found for turn in one.turns if turn.max_tokens is not None]
@@ -47,11 +45,11 @@ def execute(args: argparse.Namespace) -> int:
     if args.output is not None:
         _write(args.output, found)
     if not args.json:
-        print(f"{args.workload}, seed {args.seed}: {count} conversations")
+        print(f"{args.workload}, seed {seed}: {count} conversations")
         for title, value in lengths.items():
             if value is not None:
                 print(f"{title:36}" + "".join(f"{name:>6} {value[name]:<7g}" for name in ("p50", "p90", "p99", "max")))
-    print(json.dumps({"workload": args.workload, "seed": args.seed, "conversations": count, "lengths": lengths}))
+    print(json.dumps({"workload": args.workload, "seed": seed, "conversations": count, "lengths": lengths}))
     return 0
 
 

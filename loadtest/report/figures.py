@@ -12,6 +12,7 @@ from loadtest.report.words import LATENCY
 from loadtest.statistics import Estimate, estimate
 
 _LIMITS = 24
+_TIMES = {"first token, p90": ("ttft_ms", "p90"), "latency a token, p90": ("latency_per_token_ms", "p90")}
 
 
 def figures(measured: Measured) -> Iterator[tuple[str, str, str]]:
@@ -30,7 +31,12 @@ def figures(measured: Measured) -> Iterator[tuple[str, str, str]]:
         if svg:
             yield "Drafts", name, svg
     for record in measured.others:
-        for name, svg in (("replicas", _over_time(record)), ("memory", _memory(record))):
+        for name, svg in (
+            ("replicas", _replicas(record)),
+            ("latency", _latency(record)),
+            ("throughput", _throughput(record)),
+            ("memory", _memory(record)),
+        ):
             if svg:
                 yield "Over time", f"{record['id']}-{name}", svg
 
@@ -154,7 +160,7 @@ def _sources(measured: Measured) -> str:
     return bar_chart("Accepted draft tokens by source", groups, range(1, 1 + len(names)), unit="%")
 
 
-def _over_time(record: Json) -> str:
+def _replicas(record: Json) -> str:
     told = [reading for reading in record["readings"] if "replicas" in reading]
     if not told:
         return ""
@@ -175,6 +181,19 @@ def _users(record: Json) -> list[Point]:
         at += step["seconds"]
         points.append(Point(at, step["users"]))
     return points
+
+
+def _latency(record: Json) -> str:
+    series = []
+    for place, (name, path) in enumerate(_TIMES.items()):
+        told = [(part["at_s"], part[path[0]]) for part in record["figures"].get("over_time", ()) if part[path[0]]]
+        series.append(Series(name, [Point(at_s, found[path[1]]) for at_s, found in told], place + 1))
+    return line_chart(f"{record['variant']}: latency over time", "s", "ms", series)
+
+
+def _throughput(record: Json) -> str:
+    points = [Point(part["at_s"], part["output_tokens_per_s"]) for part in record["figures"].get("over_time", ())]
+    return line_chart(f"{record['variant']}: throughput over time", "s", "tokens/s", [Series("tokens/s", points, 2)])
 
 
 def _memory(record: Json) -> str:

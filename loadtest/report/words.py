@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loadtest.curves import Cell, Measured, at_equal_latency, saturation
+from loadtest.observe import UNANSWERED
 from loadtest.statistics import Estimate
 
 LATENCY = ("latency_per_token_ms", "p90")
@@ -21,9 +22,29 @@ def sentences(measured: Measured) -> list[str]:
     failed = sum(record["figures"]["failed"] for cell in measured.cells.values() for record in cell.runs.values())
     if failed:
         found.append(f"{failed} requests failed; the table says in which runs.")
+    found += list(_unanswered(measured))
     if measured.failed:
         found.append(f"{len(measured.failed)} runs could not be made: {measured.failed[0]['error']}")
     return found
+
+
+def _unanswered(measured: Measured) -> Iterator[str]:
+    """Variants whose store was often too late: their figures are those of a store that is hardly there."""
+    for variant in measured.variants:
+        stores = [
+            record["figures"]["store"]
+            for cell in measured.cells.values()
+            if cell.variant == variant
+            for record in cell.runs.values()
+            if record["figures"].get("store")
+        ]
+        asked = sum(sum(store.values()) for store in stores)
+        late = sum(store["unanswered"] for store in stores)
+        if late > UNANSWERED * asked:
+            yield (
+                f"{variant}: the store did not answer {late / asked:.0%} of what it was asked in time; with one that "
+                "is nearer or less busy these runs may be faster."
+            )
 
 
 def equal_latency(measured: Measured, workload: str, variant: str) -> Estimate | None:

@@ -13,7 +13,7 @@ from loadtest.workloads.desk import Support
 from loadtest.workloads.documents import Retrieval, Summary
 from loadtest.workloads.files import FromFile
 
-__all__ = ["NAMES", "Conversation", "FromFile", "Turn", "Workload", "open_workload", "prompt_length"]
+__all__ = ["NAMES", "Conversation", "FromFile", "Turn", "Workload", "is_file", "open_workload", "prompt_length"]
 
 _GENERATED: dict[str, type[Generated]] = {
     kind.name: kind for kind in (Chat, CodeEdit, Retrieval, Support, Summary, Agent, Prose)
@@ -29,9 +29,14 @@ def open_workload(what: str, seed: int) -> Workload:
     """
     if what in _GENERATED:
         return _GENERATED[what](seed)
-    if "/" in what or what.endswith(".jsonl"):
+    if is_file(what):
         return FromFile(Path(what))
     raise UserError(f"workload {what!r} is not known; give one of {', '.join(NAMES)}, or the path of a JSONL file")
+
+
+def is_file(what: str) -> bool:
+    """Whether ``what`` is the path of a workload, not its name; a file's requests are the same for any seed."""
+    return "/" in what or what.endswith(".jsonl")
 
 
 def prompt_length(conversation: Conversation) -> int:

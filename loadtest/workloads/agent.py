@@ -19,6 +19,7 @@ class Agent(Generated):
     """Three to five calls; the tools' results are scripted, whatever was called, so that every server sees the same."""
 
     name = "agent"
+    most_turns = 5
 
     def turns(self, rng: random.Random) -> tuple[Turn, ...]:
         """See :class:`Generated`."""

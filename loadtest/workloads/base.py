@@ -47,6 +47,8 @@ class Workload(Protocol):
     name: str
     length: int | None
     """Number of conversations; None: there is always another one."""
+    most_turns: int
+    """Turns that a conversation has at most."""
 
     def conversation(self, number: int) -> Conversation:
         """The conversation ``number``, the same one each time it is asked for."""
@@ -58,6 +60,7 @@ class Generated(ABC):
 
     name = ""
     length: int | None = None
+    most_turns = 1
     fields: Mapping[str, Any] = {"temperature": 0}
 
     def __init__(self, seed: int) -> None:

@@ -27,6 +27,7 @@ class Chat(Generated):
     """Two to four turns: a question, then requests that refer to the answer."""
 
     name = "chat"
+    most_turns = 4
 
     def turns(self, rng: random.Random) -> tuple[Turn, ...]:
         """See :class:`Generated`."""

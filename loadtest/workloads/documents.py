@@ -53,6 +53,7 @@ class Retrieval(Generated):
     """Answers over a handbook given in the prompt, with the passages quoted; a second question half of the time."""
 
     name = "rag"
+    most_turns = 2
 
     def turns(self, rng: random.Random) -> tuple[Turn, ...]:
         """See :class:`Generated`."""

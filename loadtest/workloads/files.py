@@ -48,6 +48,7 @@ class FromFile:
         if not self._lines:
             raise UserError(f"{path} has no requests; give a file with one JSON object a line")
         self.length: int | None = len(self._lines)
+        self.most_turns = max(len(line.turns) for line in self._lines)
 
     def conversation(self, number: int) -> Conversation:
         """See :class:`Workload`."""

@@ -139,6 +139,7 @@ def test_autoscaling() -> None:
         "target_cache_use": 0.5,
         "target_waiting_tokens": 99,
         "target_running": 3,
+        "slowdown": 2.5,
         "upscale_delay_s": 1.0,
         "downscale_delay_s": 2.0,
     }
@@ -146,7 +147,7 @@ def test_autoscaling() -> None:
     found = model_of(autoscaling=given)._deployment_config.autoscaling_config
     names = ("min_replicas", "max_replicas", "upscale_delay_s", "downscale_delay_s")
     assert {name: getattr(found, name) for name in names} == {name: given[name] for name in names}
-    assert found.policy.policy_kwargs == {name: value for name, value in given.items() if name.startswith("target_")}
+    assert found.policy.policy_kwargs == {name: value for name, value in given.items() if name not in names}
     default = model_of(engine={"max_running": 7})._deployment_config.autoscaling_config
     assert default.policy.policy_kwargs["target_running"] == 7
 

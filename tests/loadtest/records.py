@@ -25,6 +25,7 @@ def record(
     readings: list[dict[str, Any]] | None = None,
     tokens: float = 100.0,
     ttft_ms: float = 100.0,
+    store: dict[str, int] | None = None,
 ) -> Record:
     """One run whose requests have 100 tokens each; with ``users`` at a time a token takes users / rate."""
     per_token_ms = 1e3 * users / tokens_per_s
@@ -50,10 +51,22 @@ def record(
         "goodput": {"limits": {}, "good_share": 1.0, "good_requests_per_s": 1.0, "held": failed == 0},
         "mat": mat,
         "acceptance": {} if mat == 1.0 else {"logits": {"drafted": 300, "accepted": 100, "share": 0.333}},
+        "store": store,
         "replicas": 1.0,
         "price_per_replica_hour": price,
         "cost_per_million_tokens": cost,
         "late_ms": spread(0.1),
+        "over_time": [
+            {
+                "at_s": at_s,
+                "requests": 10,
+                "failed": 0,
+                "output_tokens_per_s": tokens_per_s,
+                "ttft_ms": spread(ttft_ms),
+                "latency_per_token_ms": spread(per_token_ms),
+            }
+            for at_s in (10.0, 30.0, 50.0)
+        ],
     }
     return {
         "id": f"{workload}_{label}_{variant}_r{repeat}",

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.plan import Level, ReplicaCurve, Slo, Traffic, fixed_fleet, replicas_for
-from loadtest.simulate import Fleet, Scaling, SharedStore
+from deployments.autoscaling import EnginePolicy
+from loadtest.fleets import Scaling, SharedStore
+from loadtest.plan import Json, Level, ReplicaCurve, Slo, Traffic, fixed_fleet, replicas_for
+from loadtest.simulate import Fleet
 from tests.loadtest.commands import here, last_line
 from tests.loadtest.records import record
 
 
-def law(speed: float = 1.0, most: int = 64) -> ReplicaCurve:
-    """A replica whose token takes 10 ms and half a millisecond more for each request; answers of 100 tokens."""
+def law(speed: float = 1.0, most: int = 64, shared_ms: float = 0.5) -> ReplicaCurve:
+    """A replica whose token takes 10 ms, and half a millisecond more for each request; answers of 100 tokens."""
     levels = []
     for users in (1, 2, 4, 8, 16, 32, 64):
         if users <= most:
-            per_token_ms = (10.0 + 0.5 * users) / speed
+            per_token_ms = (10.0 + shared_ms * users) / speed
             rate = users * 1e3 / per_token_ms
             levels.append(Level(users, rate / 100, rate, per_token_ms, per_token_ms, 100.0, 100.0, 100.0))
     return ReplicaCurve(levels)
@@ -65,6 +67,30 @@ def test_a_closed_curve_is_met_again() -> None:
     assert rate == pytest.approx(16e3 / 18.0, rel=0.03) and len(result.finished) > 2500
 
 
+def test_options_of_the_simulation_have_their_effect(tmp_path: Path) -> None:
+    runs = [
+        record(variant, users, users * 1e3 * speed / (10.0 + 0.5 * users), ttft_ms=50.0)
+        for variant, speed in (("plain", 1.0), ("racer", 2.0))
+        for users in (1, 4, 16, 32)
+    ]
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in runs))
+    traffic = tmp_path / "traffic.yaml"
+    traffic.write_text("traffic: [{hours: 0.01, rate: 20}, {hours: 0.03, rate: 80}]")
+
+    def simulated(*options: str) -> Json:
+        command = ["plan", "--measured", str(tmp_path), "--traffic", str(traffic), "--slo", "time_per_token_ms=21.6"]
+        found: Json = last_line(here(*command, "--json", "--simulate", *options))["variants"]["plain"]["simulated"]
+        return found
+
+    cold, warm = simulated(), simulated("--warm", "racer", "--warm-requests", "100")
+    assert warm["request_s_p50"] < 0.7 * cold["request_s_p50"]
+    warmed_late = simulated("--warm", "racer", "--warm-requests", "1e9")
+    assert warmed_late["request_s_p50"] == pytest.approx(cold["request_s_p50"], rel=0.01)
+    few = simulated("--max-replicas", "4")
+    assert few["most_replicas"] == 4 < cold["most_replicas"] and few["request_s_p90"] > cold["request_s_p90"]
+    assert simulated("--start-s", "5")["request_s_p90"] < cold["request_s_p90"]
+
+
 def test_hundreds_of_replicas_scale_with_the_traffic_and_back() -> None:
     scaling = Scaling(1, 500, target=8.0, upscale_delay_s=2.0, downscale_delay_s=20.0, start_s=10.0)
     traffic = Traffic(((60.0, 1.0), (120.0, 1000.0), (300.0, 1.0)))
@@ -74,6 +100,27 @@ def test_hundreds_of_replicas_scale_with_the_traffic_and_back() -> None:
     assert len(result.finished) == pytest.approx(traffic.requests, rel=0.02)
     calm = [one.end_s for one in result.finished if 120 < one.arrived_s < 180]
     assert statistics.median(calm) < 3.0  # after the start, requests take what 8 to 20 at a time take
+
+
+def test_under_even_traffic_the_number_of_replicas_settles() -> None:
+    """A request takes 3.5 times as long among 16 as alone: told so, the autoscaler leaves the number where it is."""
+
+    def late_changes(slowdown: float) -> int:
+        scaling = Scaling(1, 100, target=16.0, start_s=30.0, initial=3, slowdown=slowdown)
+        result = Fleet(law(shared_ms=2.0), scaling, seed=2).run(Traffic(((2700.0, 20.0),)))
+        times = [time for time, _ in result.replicas if 1200 < time < 2700]
+        return len(times)
+
+    assert late_changes(5.0) <= 10 < 100 < late_changes(1.0)
+
+
+def test_the_autoscaler_is_the_services_own() -> None:
+    for slowdown in (1.0, 2.5):
+        scaling = Scaling(1, 10_000, target=8.0, slowdown=slowdown)
+        policy = EnginePolicy(8, 10**9, 1.0, slowdown=slowdown)
+        for replicas in (1, 2, 7, 50):
+            for requests in (1, 3, 8, 9, 100, 399, 1000):
+                assert scaling.wanted(requests, replicas) == policy.wanted(replicas, requests, {})
 
 
 def test_a_shared_store_makes_the_fleet_faster() -> None:
@@ -97,7 +144,7 @@ def test_the_command_plans_checks_and_says_when_limits_cannot_be_kept(tmp_path: 
     slo = ["--slo", "time_per_token_ms=21.6,ttft_ms=100"]  # records' p90 is 1.2 times the mean: 18 ms, so 16 users
     short = tmp_path / "short.yaml"
     short.write_text("traffic: [{hours: 0.1, rate: 100}]")
-    done = here(*base, "--traffic", str(short), *slo, "--simulate", "--warm", "racer")
+    done = here(*base, "--traffic", str(short), *slo, "--simulate")
     told = last_line(done)["variants"]
     assert done.returncode == 0, done.stderr
     assert told["plain"]["fleet"]["most_replicas"] == 12  # 100 requests/s over 16 users' 8.89
@@ -114,7 +161,11 @@ def test_the_command_plans_checks_and_says_when_limits_cannot_be_kept(tmp_path: 
     for args, word in (
         (["--traffic", "1", "--slo", "latency=3"], "latency=3"),
         (["--traffic", "1", "--workload", "chat"], "was not measured"),
-        (["--traffic", "1", "--warm", "hot"], "no curve"),
+        (["--traffic", "1", "--simulate", "--warm", "hot"], "no curve"),
+        (["--traffic", "1", "--warm", "racer"], "--warm is a setting of the simulation"),
+        (["--traffic", "1", "--start-s", "5"], "--start-s is a setting of the simulation"),
+        (["--traffic", "1", "--max-replicas", "5"], "--max-replicas is a setting of the simulation"),
+        (["--traffic", "1", "--simulate", "--warm-requests", "5"], "give --warm VARIANT too"),
         (["--traffic", "-1"], "--traffic"),
     ):
         done = here(*base, *args)

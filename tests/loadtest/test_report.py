@@ -76,6 +76,9 @@ def test_words_state_gains_losses_and_what_is_not_known() -> None:
     assert "It did not pay" in told and "prose at 16 users with racer: 0.90" in told and "a token cost more" in told
     once = [one for one in runs(2.0) if one["repeat"] == 0]
     assert "made once" in "\n".join(sentences(Measured(once)))
+    stores = [one | {"figures": one["figures"] | {"store": {"hits": 5, "misses": 5, "unanswered": 10}}} for one in once]
+    assert "racer: the store did not answer 50% of what it was asked" in "\n".join(sentences(Measured(stores)))
+    assert "the store did not answer" not in told
     broken = [*runs(2.0), {"id": "x", "baseline": "plain", "error": "no server"}]
     assert "1 runs could not be made: no server" in "\n".join(sentences(Measured(broken)))
 
@@ -92,6 +95,7 @@ def test_a_report_needs_no_other_file(tmp_path: Path) -> None:
     assert charts >= {
         "support-throughput-latency.svg", "support-speedup.svg", "support-cost.svg", "support-cost-equal-latency.svg",
         "mat.svg", "sources.svg", f"{scaling['id']}-replicas.svg", f"{scaling['id']}-memory.svg",
+        f"{scaling['id']}-latency.svg", f"{scaling['id']}-throughput.svg",
     }  # fmt: skip
     for path in tmp_path.glob("*.svg"):
         ElementTree.parse(path)

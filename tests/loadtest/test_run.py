@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -125,21 +126,30 @@ def test_a_log_is_replayed_with_its_times(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps({"prompt": f"p{i}", "at_s": 100 + 2.0 * i}) + "\n" for i in range(4)))
     with scripted(lambda number, body: answer()) as server:
-        run(server, "--workload", str(log), "--replay", "4")
+        run(server, "--workload", str(log), "--replay", "4", "--output", str(tmp_path / "out"))
     times = [time - server.seen[0][0] for time, _ in server.seen]
     assert [body["prompt"] for _, body in server.seen] == ["p0", "p1", "p2", "p3"]
-    assert all(
-        time >= 0.45 * number for number, time in enumerate(times)
-    )  # half a second apart at four times the speed
+    kept = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    due = sorted(sample["start_s"] for sample in kept)
+    assert due == [0.0, 0.5, 1.0, 1.5]  # half a second apart at four times the speed
+    assert all(0.45 * number <= time < 2.0 * max(1, number) for number, time in enumerate(times))
+
+
+def test_a_pause_lies_between_turns() -> None:
+    with scripted(lambda number, body: answer()) as server:
+        run(server, "--workload", "chat", "--conversations", "1", "--think", "0.5")
+    times = [time for time, _ in server.seen]
+    assert len(times) >= 2 and all(after - before >= 0.5 for before, after in itertools.pairwise(times))
 
 
 def test_users_follow_steps_and_no_request_is_torn_apart() -> None:
     with scripted(lambda number, body: answer(0.3)) as server:
-        told = run(server, "--steps", "1x1,6x2,1x1", "--workload", "support")
+        told = run(server, "--steps", "1x1,6x2,1x2", "--workload", "support")
     found, begun = told["figures"], server.seen[0][0]
-    assert server.most_open == 6 and found["failed"] == 0 and found["window_s"] == pytest.approx(4.0, abs=0.1)
+    assert server.most_open == 6 and found["failed"] == 0 and found["window_s"] == pytest.approx(5.0, abs=0.1)
     seconds = Counter(int(time - begun) for time, _ in server.seen)
-    assert seconds[0] < seconds[2] and found["requests"] == len(server.seen)
+    assert seconds[0] < seconds[2] and seconds[4] <= seconds[2] / 2  # they go as they came: at once
+    assert found["requests"] == len(server.seen)
 
 
 def test_workers_share_the_load_and_locusts_page_shows_it(free_port: int, other_port: int) -> None:
@@ -196,6 +206,8 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("{usres: 3}")
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt": "p", "at_s": 1}\n')
     cases: list[tuple[list[str], str]] = [
         (["run", "--users", "0"], "users"),
         (["run", "--users", "1", "--rate", "2"], "not allowed with"),
@@ -203,6 +215,16 @@ def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path) -> None:
         (["run", "--settings", str(wrong)], "usres"),
         (["run", "--server", "openai", "--drafts", "off"], "server=racer"),
         (["run", "--output", str(wrong)], "another folder"),
+        (["run", "--workers", "2"], "--master"),
+        (["run", "--worker", "127.0.0.1:9", "--users", "0"], "leave --users out"),
+        (["run", "--worker", "127.0.0.1:9", "--max-ttft-ms", "3"], "leave --max-ttft-ms out"),
+        (["run", "--good-share", "0.9"], "good_share needs a limit"),
+        (["run", "--workload", "support", "--think", "1"], "have one turn"),
+        (["run", "--workload", str(log), "--think", "1"], "have one turn"),
+        (["run", "--workload", str(log), "--replay", "1", "--first", "2"], "leave first out"),
+        (["run", "--workload", str(log), "--seed", "2"], "--seed"),
+        (["run", "--replay", "1"], "needs a JSONL file"),
+        (["workload", str(log), "--seed", "2"], "--seed"),
         (["workload", "nothing"], "code-edit"),
         (["plan", "--measured", str(tmp_path), "--traffic", "1"], "holds no runs"),
         (["sweep", str(wrong)], "servers"),

@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import yaml
 
+from datastore.keys import NAMESPACE
 from loadtest.errors import UserError
 from loadtest.grid import read_grid
-from loadtest.sweep import plan, read_runs
+from loadtest.runs import append_run, read_runs
+from loadtest.servers import Key, RunningServer
+from loadtest.sweep import Sweep, plan
 from tests.deployments.local import wait_until
 from tests.loadtest.commands import here, loadtest
 from tests.loadtest.scripted import answer, scripted
@@ -80,6 +83,17 @@ def test_settings_of_a_variant_make_the_server(tmp_path: Path) -> None:
             "which the sweep starts",
         ),
         ({"servers": {"own": {"url": "http://x/v1", "config": {}}}}, "exactly one of"),
+        ({"servers": {"own": {"url": "http://x/v1", "environment": {"A": "1"}}}}, "environment is for a server"),
+        ({"servers": {"own": {"url": "http://x/v1", "ready_timeout_s": 9}}}, "ready_timeout_s is for a server"),
+        (
+            {"servers": GRID["servers"] | {"b": {"config": {}}}, "variants": [{"name": "a", "server": "own"}]},
+            "no variant uses the server 'b'",
+        ),
+        ({"warm": {"users": 2}}, "no variant has store: warm"),
+        ({"variants": [{"drafts": ["off", "racer"], "budget": 8}]}, "budget has no effect with drafts: off"),
+        ({"variants": [{"drafts": "logits", "store": "warm"}]}, "store: warm has no effect with drafts: logits"),
+        ({"run": {"think_s": 1.0}}, "have one turn"),
+        ({"workloads": ["nothing.jsonl"]}, "cannot be read"),
         ({"run": {"seed": 1}}, "'seed' is the sweep's"),
         ({"run": {"duraton_s": 1}}, "duraton_s"),
         ({"baseline": "none"}, "is no variant"),
@@ -136,6 +150,81 @@ def test_a_server_that_does_not_start_fails_its_runs_alone(tmp_path: Path) -> No
     assert "no port" in records["peer"]["error"] and records["plain"]["figures"]["failed"] == 0
     report = here("report", str(tmp_path / "out"))
     assert report.returncode == 0 and "no port" in (tmp_path / "out" / "report.html").read_text()
+
+
+class Idle(RunningServer):
+    """Starts nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("warming", "said"),
+    [
+        ({"error": "it does not answer"}, "the store was not warmed: it does not answer"),
+        ({"figures": {"failed": 2, "errors": {"HTTP 503": 2}}}, "2 requests failed, as with HTTP 503"),
+    ],
+)
+def test_a_store_that_was_not_warmed_makes_no_warm_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warming: dict[str, Any], said: str
+) -> None:
+    changes = {"variants": [{"name": "w", "store": "warm"}], "loads": [{"users": 1}], "repeats": 1, "settle": 0}
+    asked: list[dict[str, Any]] = []
+
+    def run(settings: dict[str, Any], key: Key | None, output: Path | None = None) -> dict[str, Any]:
+        asked.append(settings)
+        return warming
+
+    made = Sweep(
+        read_grid(grid(tmp_path / "g.yaml", **changes, warm={"conversations": 7, "users": 3})), tmp_path, print
+    )
+    monkeypatch.setattr("loadtest.sweep.RunningServer", Idle)
+    monkeypatch.setattr(made, "_run", run)
+    made.carry_out()
+    (record,) = read_runs(tmp_path)
+    assert said in record["error"] and made.failed == 1
+    assert [(one["max_conversations"], one["load"]) for one in asked] == [(7, {"users": 3})]  # the warming alone
+
+
+def test_a_line_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with scripted(lambda number, body: answer()) as server:
+        changes: dict[str, Any] = {"servers": {"there": {"url": server.url}}, "settle": 0, "repeats": 1}
+        changes |= {"loads": [{"users": 1}], "variants": [{"name": "ä", "drafts": "off"}, {"name": "b"}]}
+        command = ["sweep", str(grid(tmp_path / "g.yaml", **changes, run={"duration_s": 0.3})), "--output", str(out)]
+        assert loadtest(*command).returncode == 0
+        (first, second), runs = read_runs(out), out / "runs.jsonl"
+        lines = runs.read_bytes().splitlines(keepends=True)
+        runs.write_bytes(lines[1] + lines[0].partition("ä".encode())[0] + "ä".encode()[:1])  # killed within a letter
+        report = here("report", str(out))
+        assert report.returncode == 0 and "runs.jsonl:2 was cut off" in report.stderr
+        done = loadtest(*command)
+    assert done.returncode == 0 and "was cut off" in done.stderr, done.stderr
+    after = read_runs(out)
+    assert after[0] == second and [record["id"] for record in after] == [second["id"], first["id"]]
+    assert len(runs.read_text().splitlines()) == 2
+
+
+def test_a_record_that_lacks_its_end_alone_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl").write_text('{"id": "a"}\n{"id": "b"}')
+    append_run(tmp_path, {"id": "c"})
+    assert [record["id"] for record in read_runs(tmp_path)] == ["a", "b", "c"]
+    with pytest.raises(UserError, match="cannot be read"):
+        (tmp_path / "other" / "runs.jsonl").mkdir(parents=True)
+        read_runs(tmp_path / "other")
+
+
+def test_namespaces_of_runs_are_valid_whatever_their_names(tmp_path: Path) -> None:
+    variants = [{"drafts": "racer", "store": ["cold", "warm"]}]
+    steps = [{"steps": [{"users": users, "seconds": 60.0} for users in range(1, 12)]}]
+    made = Sweep(read_grid(grid(tmp_path / "g.yaml", variants=variants, loads=steps, run={})), tmp_path, print)
+    runs = [run for _, runs in made.blocks for run in runs]
+    namespaces = {made.key_of(run).namespace for run in runs}
+    assert len(namespaces) == len(runs) == 4 and all(NAMESPACE.fullmatch(one) for one in namespaces)
 
 
 def test_records_are_lines_whatever_their_texts_hold(tmp_path: Path) -> None:

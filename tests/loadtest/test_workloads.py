@@ -21,6 +21,7 @@ def test_a_seed_and_a_number_give_one_conversation(name: str) -> None:
     assert [one.conversation(n) for n in range(8)] == [same.conversation(n) for n in range(8)] and later.turns
     assert [one.conversation(n).turns for n in range(8)] != [other.conversation(n).turns for n in range(8)]
     assert len({str(one.conversation(n).turns) for n in range(40)}) > 35
+    assert max(len(one.conversation(n).turns) for n in range(40)) == one.most_turns
     assert all(turn.max_tokens and turn.messages for n in range(40) for turn in one.conversation(n).turns)
 
 
