@@ -41,6 +41,18 @@ def test_plot_refuses_what_is_no_run(tmp_path: Path) -> None:
     assert done.returncode == 2 and "is no output of racer bench" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
+def test_memory_levels_off_below_its_caps() -> None:
+    """Fault 17, shorter: the server holds a part of what it is taught, the process no more than halfway through."""
+    done = run("many_requests.py", "--requests", "2000", "--redis-mb", "2")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["levelled"] and len(report["series"]) == 20 and report["series"][-1]["requests"] == 2000
+    assert report["series"][-1]["evicted_keys"] > 0 == report["tokens_dropped"]
+    short = run("many_requests.py", "--requests", "20")
+    assert short.returncode == 1 and not json.loads(short.stdout.splitlines()[-1])["levelled"], "nothing was evicted"
+
+
 @pytest.mark.may_skip("there is a GPU, and make test-gpu is the test")
 def test_gpu_check_says_so_where_there_is_none() -> None:
     if torch.cuda.is_available():
