@@ -7,7 +7,6 @@ from typing import Any
 
 from k8s.checks.world import World, quantity, ray_cluster
 
-
 _OF_EVERY_CONTAINER = ("cpu", "memory", "ephemeral-storage")
 
 

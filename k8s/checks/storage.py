@@ -54,6 +54,6 @@ def results_outlive_deletion(world: World) -> Iterator[str]:
             for volume in pod.spec.get("volumes", []):
                 claim = volume.get("persistentVolumeClaim", {}).get("claimName")
                 if ("PersistentVolumeClaim", claim) in applied:
-                    yield f"{pod.role}: `kubectl delete -k` would delete the claim {claim} with what the job has written"
+                    yield f"{pod.role}: `kubectl delete -k` would delete the claim {claim} and what it has written"
         if ("Namespace", namespace := job["metadata"].get("namespace")) in applied:
             yield f"{name}: `kubectl delete -k` would delete the namespace {namespace}, and the claims in it"
