@@ -26,6 +26,7 @@ import redis
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from datastore.embedded import EmbeddedServer
 from datastore.source import open_source
@@ -50,6 +51,7 @@ def tiny(folder: str) -> str:
     config = LlamaConfig(
         vocab_size=256, num_hidden_layers=1, initializer_range=0.2, max_position_embeddings=512, **size
     )
+    disable_progress_bar()
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -81,27 +83,24 @@ def main() -> int:
         engine = Engine(config, loaded=engine.loaded, source=source)
         engine.drafter.warm_up()
         series = list(answer(engine, source, watch, arguments.requests))
-    half = series[len(series) // 2]
-    grown = series[-1]["process_bytes"] - half["process_bytes"]
+    found = verdict(series, cap)
+    report = {"requests": arguments.requests, **found, "tokens_dropped": source.stats().dropped, "series": series}
+    print(json.dumps(report))
+    return 0 if found["levelled"] else 1
+
+
+def verdict(series: list[dict[str, Any]], cap: int) -> dict[str, Any]:
+    """Whether memory levelled off, and the figures that say so. ``cap``: bytes that the server may hold."""
+    grown = series[-1]["process_bytes"] - series[len(series) // 2]["process_bytes"]
     most = max(point["redis_bytes"] for point in series)
     levelled = grown <= ROOM and most <= cap + SERVER_ROOM and series[-1]["evicted_keys"] > 0
-    report = {
-        "requests": arguments.requests,
-        "levelled": levelled,
-        "process_grown_in_second_half": grown,
-        "redis_cap": cap,
-        "redis_most": most,
-        "tokens_dropped": source.stats().dropped,
-        "series": series,
-    }
-    print(json.dumps(report))
-    return 0 if levelled else 1
+    return {"levelled": levelled, "process_grown_in_second_half": grown, "redis_cap": cap, "redis_most": most}
 
 
 def answer(engine: Engine, source: Any, watch: Any, requests: int) -> Any:
     """Decode wave by wave; yields what is held after every twentieth."""
     chance = np.random.default_rng(0)
-    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
     wave = max(1, requests // 20)
     started_s = time.perf_counter()
     print(f"{'requests':>10}{'process MB':>12}{'Redis MB':>10}{'evicted keys':>14}{'seconds':>9}")

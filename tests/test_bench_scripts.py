@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -49,8 +50,17 @@ def test_memory_levels_off_below_its_caps() -> None:
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["levelled"] and len(report["series"]) == 20 and report["series"][-1]["requests"] == 2000
     assert report["series"][-1]["evicted_keys"] > 0 == report["tokens_dropped"]
-    short = run("many_requests.py", "--requests", "20")
-    assert short.returncode == 1 and not json.loads(short.stdout.splitlines()[-1])["levelled"], "nothing was evicted"
+
+
+def test_memory_that_grows_on_is_told() -> None:
+    verdict = runpy.run_path(str(BENCH / "many_requests.py"))["verdict"]
+    level = [{"process_bytes": 700 << 20, "redis_bytes": 2 << 20, "evicted_keys": 5 * i} for i in range(20)]
+    assert verdict(level, 2 << 20)["levelled"]
+    growing = [point | {"process_bytes": point["process_bytes"] + i * (2 << 20)} for i, point in enumerate(level)]
+    above = [point | {"redis_bytes": 4 << 20} for point in level]
+    roomy = [point | {"evicted_keys": 0} for point in level]
+    assert [verdict(series, 2 << 20)["levelled"] for series in (growing, above, roomy)] == [False, False, False]
+    assert verdict(growing, 2 << 20)["process_grown_in_second_half"] == 9 * (2 << 20)
 
 
 @pytest.mark.may_skip("there is a GPU, and make test-gpu is the test")
