@@ -22,14 +22,14 @@ from k8s.dashboard import dashboard
 ROOT = Path(__file__).parent
 MADE = "made by `python -m k8s generate`; do not edit"
 
-_ON_INGRESS_NODES = {"ingress_cpus": 0, "ingress_resources": {"ingress": 1}}
+_ON_INGRESS_NODES: dict[str, Any] = {"ingress_cpus": 0, "ingress_resources": {"ingress": 1}}
 """The HTTP side goes to the ingress group, whose nodes have this resource and no processors for anything else."""
 
 _DRAINED_S = 540
 """The longest answer, and how long a replica that ends lets its answers finish. The pods' sleep is longer, and with
 their end they take the ten minutes that autoscalers of nodes wait at most."""
 
-_WHOLE_ANSWERS: Mapping[str, Any] = {"limits": {"timeout_s": _DRAINED_S}}
+_WHOLE_ANSWERS: dict[str, Any] = {"limits": {"timeout_s": _DRAINED_S}}
 
 _CONTAINER = {
     "HOME": "/tmp",

@@ -28,8 +28,8 @@ def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path) -> None:
     wrong.write_text("applications: [{import_path: 'deployments.app:build_app', args: {modles: []}}]")
     stores = {"scheme": "htp://x", "port": "redis://:hunter2@$HOST:port", "variable": "$RACER_NO_SUCH_STORE"}
     for name, url in stores.items():
-        args = {"store": {"url": url}}
-        served = {"applications": [{"import_path": "deployments.app:build_app", "args": args}]}
+        application = {"import_path": "deployments.app:build_app", "args": {"store": {"url": url}}}
+        served = {"applications": [application]}
         (tmp_path / f"{name}.yaml").write_text(json.dumps(served))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         cases = [
