@@ -71,6 +71,14 @@ def test_the_user_may_what_the_docs_say_and_nothing_else(pod: Pod) -> None:
     assert granted(pod, "probe") == {"ping"} and granted(pod, "default") == set()
 
 
+def test_the_user_of_a_cluster_has_the_rights_that_the_docs_say(overlay: Get) -> None:
+    """That they are enough, three servers that join show (test_redis.py)."""
+    users = config_of(overlay("multi-gpu"), "redis-config")["data"]["users.acl"].splitlines()
+    (words,) = (line.split() for line in users if line.startswith("user racer "))
+    assert words[2:5] == ["on", "#PASSWORD_HASH", "resetchannels"]
+    assert words[5:] == documented_rights(of_a_cluster=True)
+
+
 def granted(pod: Pod, user: str) -> set[str]:
     """Of all commands and subcommands of the server, those that it would let ``user`` run."""
     admin = pod.client(ADMIN)
