@@ -8,6 +8,7 @@ server should the guard itself be killed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -26,8 +27,8 @@ def main(binary: str) -> int:
         config = b"".join(itertools.takewhile(lambda line: line != b"\n", pipe))
     server = subprocess.Popen([binary, "-"], stdin=subprocess.PIPE, preexec_fn=_end_with_parent)
     assert server.stdin is not None
-    server.stdin.write(config)
-    server.stdin.close()
+    with contextlib.suppress(BrokenPipeError), server.stdin:  # one that dies at once has its own last words
+        server.stdin.write(config)
     # not this thread: the kernel ends the server with the thread that started it
     threading.Thread(target=_stop_at_end_of_input, args=(server,), daemon=True).start()
     return server.wait()

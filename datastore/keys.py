@@ -61,16 +61,21 @@ class KeyNames(NamedTuple):
         return f"ng{SCHEMA}:{{{tag}}}:{bucket:0{self.digits}x}/{1 << self.bucket_bits:x}".encode()
 
 
+def check_namespace(namespace: str) -> None:
+    """Raises StoreConfigError: ``namespace`` is no name, and might reach into another."""
+    if not NAMESPACE.fullmatch(namespace):
+        raise StoreConfigError(
+            f"namespace {namespace!r} is not a name; use 1 to 64 letters, digits, dots, dashes or underscores"
+        )
+
+
 def checked(namespace: str, fingerprint: str, bucket_bits: int) -> KeyNames:
     """The names, if they can be told apart from all others.
 
     Raises:
         StoreConfigError: a part is malformed.
     """
-    if not NAMESPACE.fullmatch(namespace):
-        raise StoreConfigError(
-            f"namespace {namespace!r} is not a name; use 1 to 64 letters, digits, dots, dashes or underscores"
-        )
+    check_namespace(namespace)
     if not FINGERPRINT.fullmatch(fingerprint):
         raise StoreConfigError(
             f"tokenizer fingerprint {fingerprint!r} is not one; pass 4 to 64 hexadecimal digits in lower case"

@@ -11,11 +11,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from datastore.address import parse
+from datastore.errors import StoreConfigError
+from datastore.keys import check_namespace
 from deployments.errors import ConfigError
 from racer.config import EngineConfig, one_sentence
 from racer.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+EMBEDDED = "embedded:"
+"""URL of a store whose server the serve and the batch command start, for as long as they run."""
 
 
 class _Section(BaseModel):
@@ -108,6 +114,11 @@ class StoreConfig(_Section):
     )
     max_namespaces: int = Field(16, ge=1, description="namespaces a replica keeps open; the least used goes first")
 
+    @field_validator("namespace")
+    @classmethod
+    def _usable_namespace(cls, namespace: str) -> str:
+        return _namespace(namespace)
+
 
 class Limits(_Section):
     """What one request may ask for."""
@@ -144,6 +155,11 @@ class KeyConfig(_Section):
     learn: Literal["all", "answers", "none"] | None = Field(None, description="None: the store's")
     models: list[str] | None = Field(None, description="models it may use; None: all")
     max_concurrent: int | None = Field(None, ge=1, description="open requests of this key; more get 429")
+
+    @field_validator("namespace")
+    @classmethod
+    def _usable_namespace(cls, namespace: str | None) -> str | None:
+        return None if namespace is None else _namespace(namespace)
 
 
 class AppConfig(_Section):
@@ -188,9 +204,12 @@ def parse_config(values: Any, where: str = "args") -> AppConfig:
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: a mapping of settings is expected, not {type(values).__name__}")
     try:
-        return AppConfig.model_validate(values)
+        config = AppConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"{where}: {one_sentence(error)[0]}") from None
+    if config.store.url is not None:
+        check_store_url(config.store.url, f"{where}: store.url")
+    return config
 
 
 def expand_environment(text: str) -> str:
@@ -206,4 +225,25 @@ def expand_environment(text: str) -> str:
             raise ConfigError(f"the environment variable {name} is not set; set it, or take ${name} out of the setting")
         return os.environ[name]
 
-    return re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, text)
+    return _VARIABLE.sub(value, text)
+
+
+def check_store_url(url: str, where: str = "store.url") -> None:
+    """Find out whether ``url`` can name a store. One that begins with a variable can name anything.
+
+    Raises:
+        ConfigError: it names none, whatever its variables stand for. The sentence shows no password.
+    """
+    if url != EMBEDDED and not _VARIABLE.match(url):
+        try:
+            parse(_VARIABLE.sub("1", url))  # a user, a password, a host, a port and a database may all be that
+        except StoreConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+
+
+def _namespace(namespace: str) -> str:
+    try:
+        check_namespace(namespace)
+    except StoreConfigError as error:
+        raise ValueError(str(error)) from None
+    return namespace

@@ -57,8 +57,8 @@ def _validated(values: Any, where: str) -> list[KeyConfig]:
         return _KEYS.validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{where}: key {field or 'list'}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        field, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: key {field or 'list'}: {message[0].lower()}{message[1:]}") from None
 
 
 class KeyRing:

@@ -22,8 +22,14 @@ from k8s.dashboard import dashboard
 ROOT = Path(__file__).parent
 MADE = "made by `python -m k8s generate`; do not edit"
 
-_ON_INGRESS_NODES = {"ingress_cpus": 0, "ingress_resources": {"ingress": 1}}
+_ON_INGRESS_NODES: dict[str, Any] = {"ingress_cpus": 0, "ingress_resources": {"ingress": 1}}
 """The HTTP side goes to the ingress group, whose nodes have this resource and no processors for anything else."""
+
+_DRAINED_S = 540
+"""The longest answer, and how long a replica that ends lets its answers finish. The pods' sleep is longer, and with
+their end they take the ten minutes that autoscalers of nodes wait at most."""
+
+_WHOLE_ANSWERS: dict[str, Any] = {"limits": {"timeout_s": _DRAINED_S}}
 
 _CONTAINER = {
     "HOME": "/tmp",
@@ -53,11 +59,23 @@ class Overlay:
 SERVED = {
     "dev": Overlay(
         "demo.yaml",
-        _ON_INGRESS_NODES | {"store": {"url": "$REDIS_URL"}},
-        {"num_cpus": 2, "autoscaling": {"min_replicas": 1, "max_replicas": 2, "target_running": 16}},
+        _ON_INGRESS_NODES | _WHOLE_ANSWERS | {"store": {"url": "$REDIS_URL"}},
+        {
+            "drain_s": _DRAINED_S,
+            "num_cpus": 2,
+            "autoscaling": {"min_replicas": 1, "max_replicas": 2, "target_running": 16},
+        },
     ),
-    "gpu": Overlay("gpu.yaml", _ON_INGRESS_NODES),
-    "multi-gpu": Overlay("redis-cluster.yaml", _ON_INGRESS_NODES | {"ingress_replicas": 4}),
+    "gpu": Overlay("gpu.yaml", _ON_INGRESS_NODES | _WHOLE_ANSWERS, {"drain_s": _DRAINED_S}),
+    "multi-gpu": Overlay(
+        "redis-cluster.yaml",
+        _ON_INGRESS_NODES | _WHOLE_ANSWERS | {"ingress_replicas": 4},
+        {
+            "drain_s": _DRAINED_S,
+            # nodes of eight GPUs are paid for whole: at rest two of them are full
+            "autoscaling": {"min_replicas": 16, "max_replicas": 32, "target_running": 32, "downscale_delay_s": 300},
+        },
+    ),
 }
 BATCH = Overlay("gpu.yaml")
 

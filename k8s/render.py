@@ -44,6 +44,12 @@ def render(folder: Path) -> list[Manifest]:
 
 
 def externals(folder: Path) -> list[Manifest]:
-    """The objects that a user makes before: the overlay's ``secrets.example.yaml``, if it has one."""
+    """The objects that a user makes before: those of the overlay's ``secrets.example.yaml`` and of folders below it.
+
+    Raises:
+        RenderError: as :func:`render`.
+    """
     path = folder / "secrets.example.yaml"
-    return list(yaml.safe_load_all(path.read_text(encoding="utf-8"))) if path.exists() else []
+    secrets = list(yaml.safe_load_all(path.read_text(encoding="utf-8"))) if path.exists() else []
+    below = sorted(found.parent for found in folder.glob("*/kustomization.yaml"))
+    return secrets + [manifest for inner in below for manifest in render(inner)]

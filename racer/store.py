@@ -2,13 +2,16 @@
 
 This package knows no store. One that is installed announces the URL schemes it serves as entry points of the group
 ``racer.ngram_sources``, each named as a scheme (with ``.`` for ``+``, which names may not hold) and naming a factory
-``(url, *, namespace, tokenizer_json) -> StoreSource`` that raises ValueError for a URL or a namespace it cannot use.
+``(url, *, namespace, tokenizer_json) -> StoreSource`` that raises ValueError for a URL or a namespace it cannot use. A
+factory may have an attribute ``check``, called as ``(url, *, namespace)``, which raises the same before there is a
+tokenizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from racer.errors import ConfigError
@@ -23,6 +26,18 @@ GROUP = "racer.ngram_sources"
 DEFAULT_NAMESPACE = "default"
 
 
+def check_source(url: str, namespace: str = DEFAULT_NAMESPACE) -> None:
+    """Find out what is wrong with a store's URL or namespace before a model is loaded, connecting to nothing.
+
+    Raises:
+        ConfigError: as :func:`open_source`, as far as it can be told without a tokenizer.
+    """
+    check = getattr(_factory(url), "check", None)
+    if check is not None:
+        with _told():
+            check(url, namespace=namespace)
+
+
 def open_source(url: str, tokenizer: PreTrainedTokenizerBase, namespace: str = DEFAULT_NAMESPACE) -> StoreSource:
     """The store at ``url`` for this tokenizer's tokens, through whatever installed package serves its scheme.
 
@@ -31,6 +46,24 @@ def open_source(url: str, tokenizer: PreTrainedTokenizerBase, namespace: str = D
     Raises:
         ConfigError: no package serves the scheme, the URL is wrong, or the tokenizer cannot be described to a store.
     """
+    factory = _factory(url)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ConfigError("this model's tokenizer has no tokenizer.json, by which a store tells tokenizers apart")
+    with _told():
+        return factory(url, namespace=namespace, tokenizer_json=backend.to_str())
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """A factory says in one sentence what is wrong."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _factory(url: str) -> Callable[..., StoreSource]:
     scheme, colon, _ = url.partition(":")
     points = {point.name.replace(".", "+"): point for point in entry_points(group=GROUP)}
     if not colon or scheme not in points:
@@ -43,17 +76,7 @@ def open_source(url: str, tokenizer: PreTrainedTokenizerBase, namespace: str = D
                 else "no installed package provides n-gram stores; install one"
             )
         )
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise ConfigError("this model's tokenizer has no tokenizer.json, by which a store tells tokenizers apart")
-    factory = _load(points[scheme])
-    try:
-        return factory(url, namespace=namespace, tokenizer_json=backend.to_str())
-    except ValueError as error:  # what a factory raises for a wrong URL or namespace, told in one sentence
-        raise ConfigError(str(error)) from error
-
-
-def _load(point: EntryPoint) -> Callable[..., StoreSource]:
+    point = points[scheme]
     try:
         factory: Callable[..., StoreSource] = point.load()
     except ImportError as error:

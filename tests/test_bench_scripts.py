@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -39,6 +40,27 @@ def test_plot_refuses_what_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("")
     done = run("plot.py", str(tmp_path / "empty"), str(tmp_path / "out.svg"))
     assert done.returncode == 2 and "is no output of racer bench" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_memory_levels_off_below_its_caps() -> None:
+    """Fault 17, shorter: the server holds a part of what it is taught, the process no more than halfway through."""
+    done = run("many_requests.py", "--requests", "2000", "--redis-mb", "2")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["levelled"] and len(report["series"]) == 20 and report["series"][-1]["requests"] == 2000
+    assert report["series"][-1]["evicted_keys"] > 0 == report["tokens_dropped"]
+
+
+def test_memory_that_grows_on_is_told() -> None:
+    verdict = runpy.run_path(str(BENCH / "many_requests.py"))["verdict"]
+    level = [{"process_bytes": 700 << 20, "redis_bytes": 2 << 20, "evicted_keys": 5 * i} for i in range(20)]
+    assert verdict(level, 2 << 20)["levelled"]
+    growing = [point | {"process_bytes": point["process_bytes"] + i * (2 << 20)} for i, point in enumerate(level)]
+    above = [point | {"redis_bytes": 4 << 20} for point in level]
+    roomy = [point | {"evicted_keys": 0} for point in level]
+    assert [verdict(series, 2 << 20)["levelled"] for series in (growing, above, roomy)] == [False, False, False]
+    assert verdict(growing, 2 << 20)["process_grown_in_second_half"] == 9 * (2 << 20)
 
 
 @pytest.mark.may_skip("there is a GPU, and make test-gpu is the test")

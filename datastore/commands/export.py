@@ -25,12 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Export."""
     from datastore.archive import Header, write_archive
-    from datastore.fingerprint import fingerprint, load_tokenizer
+    from datastore.fingerprint import fingerprint
     from datastore.keys import SCHEMA
 
     path = Path(args.file)
-    tokenizer = load_tokenizer(args.tokenizer)
-    with closing(open_with(args, tokenizer)) as store:
+    tokenizer, opened = open_with(args)
+    with closing(opened) as store:
         count = write_archive(path, Header(SCHEMA, fingerprint(tokenizer), args.namespace), store.dump())
     size = path.stat().st_size
     print_result(

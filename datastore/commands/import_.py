@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from datastore.commands.options import add_json_option, add_store_options, open_with, print_result
 from datastore.errors import InputError
+
+if TYPE_CHECKING:
+    from datastore.archive import Header
 
 SUMMARY = "merge an exported file into a namespace"
 DESCRIPTION = (
@@ -26,12 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Import."""
     from datastore.archive import Archive
-    from datastore.fingerprint import fingerprint, load_tokenizer
-    from datastore.keys import SCHEMA
+    from datastore.fingerprint import fingerprint
 
     archive = Archive(Path(args.file))
-    tokenizer = load_tokenizer(args.tokenizer)
-    header, ours = archive.header, fingerprint(tokenizer)
+    tokenizer, opened = open_with(args)
+    with closing(opened) as store:
+        _check_header(args, archive.header, fingerprint(tokenizer))
+        count = archive.check()
+        store.load(archive)
+    print_result(args, {"file": args.file, "records": count}, f"{count:,} records merged")
+    return 0
+
+
+def _check_header(args: argparse.Namespace, header: Header, ours: str) -> None:
+    """Refuse what was made with another tokenizer than ``ours``, or by another version of the layout."""
+    from datastore.keys import SCHEMA
+
     if header.fingerprint != ours:
         raise InputError(
             f"{args.file}: made with another tokenizer ({header.fingerprint}, not {ours}), whose token ids mean other "
@@ -42,8 +56,3 @@ def execute(args: argparse.Namespace) -> int:
             f"{args.file}: its records have schema {header.schema}, this version takes {SCHEMA}; export them again "
             "with this version"
         )
-    count = archive.check()
-    with closing(open_with(args, tokenizer)) as store:
-        store.load(archive)
-    print_result(args, {"file": args.file, "records": count}, f"{count:,} records merged")
-    return 0

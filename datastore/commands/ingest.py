@@ -42,14 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Ingest; 2 if something could not be read, 130 if interrupted, else 0."""
     from datastore.commands.bar import Bar
-    from datastore.fingerprint import load_tokenizer
     from datastore.ingest import ingest
     from datastore.reading import find_files
 
     files = find_files(args.files)
-    tokenizer = load_tokenizer(args.tokenizer)
+    tokenizer, opened = open_with(args)
     started_s = time.perf_counter()
-    with closing(open_with(args, tokenizer)) as store, _stop_between_batches() as stop, Bar() as bar:
+    with closing(opened) as store, _stop_between_batches() as stop, Bar() as bar:
         progress = ingest(
             store,
             tokenizer,

@@ -31,13 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print the continuations."""
-    from datastore.fingerprint import load_tokenizer
-
-    tokenizer = load_tokenizer(args.tokenizer)
-    token_ids = tokenizer.encode(args.text, add_special_tokens=False).ids
-    if not token_ids:
-        raise StoreConfigError("--text is empty; give it the text before the continuation")
-    with closing(open_with(args, tokenizer)) as store:
+    tokenizer, opened = open_with(args)
+    with closing(opened) as store:
+        token_ids = tokenizer.encode(args.text, add_special_tokens=False).ids
+        if not token_ids:
+            raise StoreConfigError("--text is empty; give it the text before the continuation")
         matches = _matches(store, tokenizer, token_ids)
     print_result(args, {"token_ids": token_ids, "matches": matches}, _as_text(args.text, matches))
     return 0

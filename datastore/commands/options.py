@@ -46,26 +46,34 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def store_url(args: argparse.Namespace) -> str:
-    """The URL given, or the environment's.
+    """The URL given, or the environment's, once it is clear that it is one: what follows may take long.
 
     Raises:
-        StoreConfigError: there is none.
+        StoreConfigError: there is none, or it or the namespace is malformed.
     """
+    from datastore.address import parse
+    from datastore.keys import check_namespace
+
     url: str | None = args.url or os.environ.get(URL_VARIABLE)
     if not url:
         raise StoreConfigError(f"no store is named; use --url redis://HOST:PORT, or set {URL_VARIABLE}")
+    parse(url)
+    check_namespace(args.namespace)
     return url
 
 
-def open_with(args: argparse.Namespace, tokenizer: Tokenizer) -> NgramStore:
-    """The store that the options name, for this tokenizer's tokens.
+def open_with(args: argparse.Namespace) -> tuple[Tokenizer, NgramStore]:
+    """The tokenizer that the options name, and the store for its tokens.
 
-    Raises what :func:`datastore.connect.open_store` raises.
+    Raises what :func:`store_url` raises, before the tokenizer is loaded, and what
+    :func:`datastore.fingerprint.load_tokenizer` raises.
     """
+    url = store_url(args)
     from datastore.connect import open_store
-    from datastore.fingerprint import fingerprint
+    from datastore.fingerprint import fingerprint, load_tokenizer
 
-    return open_store(store_url(args), namespace=args.namespace, fingerprint=fingerprint(tokenizer))
+    tokenizer = load_tokenizer(args.tokenizer)
+    return tokenizer, open_store(url, namespace=args.namespace, fingerprint=fingerprint(tokenizer))
 
 
 def print_result(args: argparse.Namespace, values: dict[str, Any], sentence: str) -> None:

@@ -20,9 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print the figures."""
-    from datastore.fingerprint import load_tokenizer
-
-    with closing(open_with(args, load_tokenizer(args.tokenizer))) as store:
+    _, opened = open_with(args)
+    with closing(opened) as store:
         values = asdict(store.stats())
     width = max(map(len, values))
     lines = (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deployments.commands import positive
-from deployments.commands.serve import RAY_ENVIRONMENT, STORE_URL, start_ray, with_embedded_store
+from deployments.commands.serve import RAY_ENVIRONMENT, STORE_URL, check_store, start_ray, with_embedded_store
 from deployments.config import AppConfig, ModelConfig, parse_config
 from deployments.errors import ConfigError
 from deployments.files import CONFIGS, read_args
@@ -69,6 +69,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.resume and args.overwrite:
         raise ConfigError("--resume and --overwrite contradict each other; give one of them")
     config = _config(args.config)
+    check_store(config, args.address)
     model = _model(config, args.model)
     if names := unheeded(config):
         print(f"note: {args.config}: a batch does not use {', '.join(names)}", file=sys.stderr)

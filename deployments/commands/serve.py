@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deployments.config import AppConfig, parse_config
+from deployments.config import EMBEDDED, AppConfig, check_store_url, expand_environment, parse_config
 from deployments.errors import ConfigError, DeploymentError
 from deployments.files import CONFIGS, read_args
 from racer.paths import cache_path
@@ -29,7 +29,6 @@ DESCRIPTION = (
 )
 
 APP = "racer"
-EMBEDDED = "embedded:"
 STORE_URL = "RACER_STORE_URL"
 _POLL_S = 0.5
 _BYTES_A_REPLICA = 3 << 30
@@ -68,6 +67,7 @@ def execute(args: argparse.Namespace) -> int:
     _check_port(args.host, args.port)
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    check_store(config, args.address)
     with ExitStack() as stack:
         config = with_embedded_store(config, stack)
         ready, stopped = threading.Event(), threading.Event()
@@ -118,6 +118,16 @@ def _check_port(host: str, port: int) -> None:
         raise ConfigError(
             f"{host}:{port} cannot be listened on ({error.strerror or error}); choose another --port or --host"
         ) from None
+
+
+def check_store(config: AppConfig, address: str | None) -> None:
+    """Before Ray is started: the store's URL with its variables, which a cluster of this machine takes from here.
+
+    Raises:
+        ConfigError: a variable is not set, or the URL names no store.
+    """
+    if config.store.url is not None and not address:
+        check_store_url(expand_environment(config.store.url))
 
 
 def with_embedded_store(config: AppConfig, stack: ExitStack) -> AppConfig:

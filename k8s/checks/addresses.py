@@ -91,6 +91,31 @@ def _texts(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(inner, where)
 
 
+def names_can_be_resolved(world: World) -> Iterator[str]:
+    """Pods whose way out is restricted, and that are given names of services, reach every name server, wherever it is.
+
+    A name server may be pods of any namespace, with any labels, or a cache on the node's own network: nothing of a
+    selector matches that, so the rule names ports alone.
+    """
+    services = {service["metadata"]["name"] for service in world.of("Service")}
+    for policy in world.of("NetworkPolicy"):
+        spec = policy["spec"]
+        if "Egress" not in spec.get("policyTypes", []):
+            continue
+        rules = [rule.get("ports", []) for rule in spec.get("egress", []) if not rule.get("to")]
+        open_ports = {(port["port"], port.get("protocol", "TCP")) for ports in rules for port in ports}
+        if [] in rules or {(53, "UDP"), (53, "TCP")} <= open_ports:
+            continue
+        for pod in world.selected(spec["podSelector"]):
+            for variable in (variable for container in pod.containers for variable in container.get("env", [])):
+                hosts = re.findall(r"[\w.-]+(?=:\d)", variable.get("value", ""))
+                if named := next((host for host in hosts if host.rpartition(".")[2] in services), None):
+                    yield (
+                        f"NetworkPolicy {policy['metadata']['name']}: {pod.role} is given the name {named}, but "
+                        "may not ask every name server (egress to port 53, UDP and TCP, without `to`)"
+                    )
+
+
 def routes_lead_to_services(world: World) -> Iterator[str]:
     """An HTTPRoute has the fields of the Gateway API, and its backends exist."""
     for route in world.of("HTTPRoute"):

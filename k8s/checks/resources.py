@@ -7,6 +7,8 @@ from typing import Any
 
 from k8s.checks.world import World, quantity, ray_cluster
 
+_OF_EVERY_CONTAINER = ("cpu", "memory", "ephemeral-storage")
+
 
 def images_agree(world: World) -> Iterator[str]:
     """Every image has a fixed tag, and the same one wherever it is used."""
@@ -23,17 +25,17 @@ def images_agree(world: World) -> Iterator[str]:
 
 
 def limits_cover_requests(world: World) -> Iterator[str]:
-    """Every container asks for processors and memory, and may have at least what it asks for."""
+    """Every container asks for processors, memory and disk, and may have at least what it asks for."""
     for who, resources in _all(world):
         requests, limits = resources.get("requests", {}), resources.get("limits", {})
-        for name in ("cpu", "memory"):
+        for name in _OF_EVERY_CONTAINER:
             for what, values in (("requests", requests), ("limits", limits)):
                 if name not in values:
                     yield f"{who}: {what}.{name} is missing"
         for name in requests.keys() & limits.keys():
             if quantity(limits[name]) < quantity(requests[name]):
                 yield f"{who}: the limit of {name}, {limits[name]}, is below the request, {requests[name]}"
-        for name in (requests.keys() | limits.keys()) - {"cpu", "memory"}:
+        for name in (requests.keys() | limits.keys()) - set(_OF_EVERY_CONTAINER):
             if requests.get(name) != limits.get(name):
                 yield f"{who}: request and limit of {name} must be equal"
 

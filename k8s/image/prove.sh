@@ -2,6 +2,7 @@
 # Runs the Dockerfile's steps in a fresh folder, without a container engine, and starts the service from there: copies
 # what COPY names, runs what RUN runs of install.sh, then the command, until it has answered.
 #   k8s/image/prove.sh [FOLDER]      default: a folder under /tmp that is removed; takes minutes and 3 GB
+# With a FOLDER, what is there already is not installed again. READY_TIMEOUT_S: how long the service may take to start.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=${1:-$(mktemp -d)}
@@ -17,7 +18,7 @@ sh k8s/image/install.sh model "${DEMO_MODEL:-1}" "$work/cache" "$work/racer"
 
 cd "$work/home" # nothing of the repository is here: what answers is what was installed
 env -i HOME="$work/home" PATH="$work/racer/bin:/usr/bin:/bin" RACER_CACHE="$work/cache" \
-  python -m deployments serve --port "$port" >"$work/told" 2>"$work/log" &
+  python -m deployments serve --port "$port" --ready-timeout-s "${READY_TIMEOUT_S:-1800}" >"$work/told" 2>"$work/log" &
 server=$!
 trap 'kill -INT $server 2>/dev/null || true; wait $server || true; [ -n "${1:-}" ] || rm -rf "$work"' EXIT
 until [ -s "$work/told" ]; do

@@ -79,9 +79,9 @@ def _decode(
     source = args.input if "input" in args else None
     streams = source is None and not args.json
     with ExitStack() as stack:
+        store = stack.enter_context(AttachedStore(args))
         sinks = _sinks(args, stack)
         failures = _report_bad(lines, source)
-        store = stack.enter_context(AttachedStore(args))
         engine = open_engine(config, store.attach) if len(failures) < len(lines) else None
         records = InOrder(sinks)
         stack.callback(records.flush)

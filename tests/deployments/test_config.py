@@ -34,6 +34,9 @@ def test_files_that_come_along_are_valid(path: Path) -> None:
         ({"models": [{"autoscaling": {"min_replicas": 3, "max_replicas": 2}}]}, ["min_replicas=3", "max_replicas=2"]),
         ({"limits": {"timeout_s": 0}}, ["limits.timeout_s"]),
         ({"store": {"learn": "some"}}, ["store.learn"]),
+        ({"store": {"url": "htp://x"}}, ["args: store.url: 'htp://x' is no URL of a store; use redis://"]),
+        ({"store": {"url": "redis://u:$PASSWORD@$HOST:$PORT/$DB?x=1"}}, ["store.url", "the option 'x'"]),
+        ({"store": {"url": "redis://h", "namespace": "a:b"}}, ["store.namespace='a:b'", "is not a name"]),
         ([], ["args", "mapping", "list"]),
     ],
 )
@@ -42,6 +45,27 @@ def test_wrong_settings_are_one_sentence(values: Any, words: list[str]) -> None:
         parse_config(values)
     text = str(wrong.value)
     assert "\n" not in text and all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["$STORE", "${STORE}", "redis://u:$PASSWORD@$HOST:$PORT/$DB", "rediss+cluster://u:${P}@a:1,$B?ssl_ca_certs=$C"],
+)
+def test_an_address_may_hold_variables_anywhere(url: str) -> None:
+    assert parse_config({"store": {"url": url}}).store.url == url
+
+
+def test_a_wrong_address_shows_no_password() -> None:
+    with pytest.raises(ConfigError) as wrong:
+        parse_config({"store": {"url": "redis://me:hunter2@host:port"}})
+    assert "hunter2" not in str(wrong.value) and "'host:port'" in str(wrong.value)
+
+
+def test_a_key_with_a_wrong_namespace_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RACER_API_KEYS", '[{"key": "a-long-secret", "namespace": "a:b"}]')
+    with pytest.raises(ConfigError, match=r"RACER_API_KEYS: key 0\.namespace: namespace 'a:b' is not a name") as wrong:
+        load_keys(parse_config({}))
+    assert "secret" not in str(wrong.value)
 
 
 @pytest.mark.parametrize(

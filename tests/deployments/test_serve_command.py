@@ -26,8 +26,20 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("applications: [{import_path: 'deployments.app:build_app', args: {modles: []}}]")
+    stores = {"scheme": "htp://x", "port": "redis://:hunter2@$HOST:port", "variable": "$RACER_NO_SUCH_STORE"}
+    for name, url in stores.items():
+        application = {"import_path": "deployments.app:build_app", "args": {"store": {"url": url}}}
+        served = {"applications": [application]}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(served))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         cases = [
+            (["serve", "--config", str(tmp_path / "scheme.yaml")], "store.url: 'htp://x' is no URL of a store"),
+            (["serve", "--config", str(tmp_path / "port.yaml")], "redis://:***@1:port' is not host or host:port"),
+            (["serve", "--config", str(tmp_path / "variable.yaml")], "RACER_NO_SUCH_STORE is not set"),
+            (
+                ["batch", "--input", "none", "--output", "none", "--config", str(tmp_path / "scheme.yaml")],
+                "store.url: 'htp://x' is no URL of a store",
+            ),
             (["serve", "--config", str(wrong)], "modles"),
             (["serve", "--config", str(tmp_path / "none.yaml")], "none.yaml"),
             (["serve", "--port", "0"], "65535"),
@@ -39,6 +51,7 @@ def test_mistakes_are_one_sentence_and_exit_2(tmp_path: Path) -> None:
             done = run(*args)
             assert done.returncode == 2 and word in done.stderr, done.stderr
             assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+            assert "hunter2" not in done.stderr
     assert run("--help").returncode == 0
 
 

@@ -37,12 +37,14 @@ class Pod:
         places = {"REDIS_CONFIG": str(self.config), "REDIS_RUN": str(self.run), "REDIS_PORT": str(self.port)}
         return {**os.environ} | places | {"REDIS_PASSWORD": PASSWORD}
 
-    def start(self, *options: str) -> Pod:
+    def start(self, *options: str, anew: bool = True) -> Pod:
+        """Start the server: ``anew`` in a new pod, whose volumes are empty, else as a container that is restarted."""
         require("redis-server")
-        shutil.rmtree(self.run, ignore_errors=True)  # a new pod begins empty
-        self.run.mkdir()
+        if anew:
+            shutil.rmtree(self.run, ignore_errors=True)
+            self.run.mkdir()
         command = ["/bin/sh", str(self.config / "start.sh"), "--bind", "127.0.0.1", *options]
-        with (self.run / "log").open("wb") as log:
+        with (self.run / "log").open("ab") as log:
             self._process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
         wait_for(lambda: self.probe() == 0, f"the server on port {self.port}", 20)
         return self

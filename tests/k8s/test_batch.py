@@ -17,6 +17,7 @@ import yaml
 from deployments.files import read_config
 from k8s.checks.references import mounted_files
 from k8s.checks.world import World
+from k8s.generate import ROOT
 from tests.k8s.conftest import Overlay
 
 Get = Callable[[str], Overlay]
@@ -64,6 +65,44 @@ def test_replicas_fit_the_workers(overlay: Get, job: dict[str, Any], tmp_path: P
     assert model.num_gpus <= float(group["resources"]["GPU"]) and model.num_cpus <= float(group["resources"]["CPU"])
 
 
+def test_a_job_that_comes_before_its_input_says_so(job: dict[str, Any], tmp_path: Path) -> None:
+    """Before anything is started, in one sentence, which KubeRay shows as the job's message."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "batch.yaml").write_text((ROOT / "overlays/batch/batch.yaml").read_text())
+    done = subprocess.run(
+        ["bash", "-c", local(job["entrypoint"], tmp_path, tmp_path / "config")],
+        env=os.environ | {"PATH": python_first()},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"error: --input {tmp_path}/requests.jsonl: there is no such file; correct the path\n"
+
+
+def local(entrypoint: str, data: Path, config: Path) -> str:
+    """The entrypoint with folders of this machine in the place of the volumes."""
+    return entrypoint.replace("/data/", f"{data}/").replace("/etc/racer/", f"{config}/")
+
+
+def python_first() -> str:
+    """A PATH on which `python` is this one, as in the image."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def test_deleting_the_job_leaves_its_volume(overlay: Get, job: dict[str, Any]) -> None:
+    """Namespace and claim are a folder of their own, applied before; serving's namespace is another one."""
+    deleted, kept = overlay("batch").manifests, overlay("batch").external
+    namespace = overlay("batch").one("RayJob")["metadata"]["namespace"]
+    assert not {"Namespace", "PersistentVolumeClaim"} & {manifest["kind"] for manifest in deleted}
+    assert {manifest["metadata"]["namespace"] for manifest in deleted} == {namespace}
+    (claim,) = (manifest for manifest in kept if manifest["kind"] == "PersistentVolumeClaim")
+    assert claim["metadata"]["namespace"] == namespace and claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert [manifest["metadata"]["name"] for manifest in kept if manifest["kind"] == "Namespace"] == [namespace]
+    assert namespace != overlay("gpu").one("RayService")["metadata"]["namespace"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_entrypoint_runs_as_written(
@@ -97,9 +136,8 @@ def test_entrypoint_runs_as_written(
     head = {"num_cpus": 2, "include_dashboard": False, "resources": {"here": 1}}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     request.addfinalizer(cluster.shutdown)
-    command = job["entrypoint"].replace("/data/", f"{data}/").replace("/etc/racer/", f"{config}/")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # `python` is this one, as in the image
-    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": path, "RAY_ADDRESS": cluster.address}
+    command = local(job["entrypoint"], data, config)
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": python_first(), "RAY_ADDRESS": cluster.address}
     for _ in range(2):  # the second time, as after an interruption: nothing is lost, nothing is answered twice
         done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=140)
         assert done.returncode == 0, done.stderr[-2000:]

@@ -133,6 +133,26 @@ BAD: list[tuple[str, str, Spoil]] = [
         "nvidia.com/gpu must be equal",
         lambda o: container(o, 1)["resources"]["limits"].update({"nvidia.com/gpu": "1"}),
     ),
+    (
+        "limits_cover_requests",
+        "ray-worker: requests.ephemeral-storage is missing",
+        lambda o: container(o, 0)["resources"]["requests"].pop("ephemeral-storage"),
+    ),
+    (
+        "limits_cover_requests",
+        "autoscaler: limits.ephemeral-storage is missing",
+        lambda o: cluster(o)["autoscalerOptions"]["resources"]["limits"].pop("ephemeral-storage"),
+    ),
+    (
+        "storage_covers_volumes",
+        "leave nothing beside the volumes' 8.00Gi",
+        lambda o: container(o, 1)["resources"]["limits"].update({"ephemeral-storage": "8Gi"}),
+    ),
+    (
+        "storage_covers_volumes",
+        "volume more has no sizeLimit",
+        lambda o: pod(o, 1)["volumes"].append({"name": "more", "emptyDir": {}}),
+    ),
     ("bounds_are_ordered", "minReplicas 9", lambda o: cluster(o)["workerGroupSpecs"][1].update(minReplicas=9)),
     ("deployments_fit", "model demo may have 7", lambda o: serve(o, **model(autoscaling={"max_replicas": 7}))),
     ("deployments_fit", "room for 0", lambda o: serve(o, **model(num_gpus=1))),
@@ -142,7 +162,13 @@ BAD: list[tuple[str, str, Spoil]] = [
         "claims 64 CPU",
         lambda o: cluster(o)["workerGroupSpecs"][1].update(resources={"CPU": "64"}),
     ),
-    ("drains_end_in_time", "drain of 300 s", lambda o: serve(o, **model(drain_s=300))),
+    ("drains_end_in_time", "drain of 900 s", lambda o: serve(o, **model(drain_s=900))),
+    ("drains_end_in_time", "drains for 60 s, but an answer may take 540 s", lambda o: serve(o, **model(drain_s=60))),
+    (
+        "drains_end_in_time",
+        "preStop sleeps 140 s",
+        lambda o: container(o, 0)["lifecycle"]["preStop"]["sleep"].update(seconds=140),
+    ),
     (
         "drains_end_in_time",
         "terminationGracePeriodSeconds",
@@ -211,10 +237,60 @@ BAD_WITH_TWO_HTTP_SIDES: list[tuple[str, str, Spoil]] = [
 ]
 
 
+def at_rest(objects: Objects, replicas: int) -> None:
+    """So many replicas of the model at least."""
+    config = yaml.safe_load(spec(objects, "RayService racer")["serveConfigV2"])
+    models = config["applications"][0]["args"]["models"]
+    models[0]["autoscaling"]["min_replicas"] = replicas
+    serve(objects, models=models)
+
+
+BAD_WITH_WHOLE_NODES: list[tuple[str, str, Spoil]] = [
+    ("packed_replicas_need_two_nodes", "holds all 8 of model qwen3-8b at rest", lambda o: at_rest(o, 8)),
+    (
+        "packed_replicas_need_two_nodes",
+        "16 replicas of model qwen3-8b at rest need more than the minReplicas 1",
+        lambda o: cluster(o)["workerGroupSpecs"][1].update(minReplicas=1),
+    ),
+    (
+        "names_can_be_resolved",
+        "StatefulSet redis is given the name redis-0.redis",
+        lambda o: spec(o, "NetworkPolicy redis")["egress"][-1].update(
+            to=[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}]
+        ),
+    ),
+    (
+        "names_can_be_resolved",
+        "UDP and TCP",
+        lambda o: spec(o, "NetworkPolicy redis")["egress"][-1].update(ports=[{"port": 53, "protocol": "UDP"}]),
+    ),
+]
+
+BAD_BATCH: list[tuple[str, str, Spoil]] = [
+    (
+        "results_outlive_deletion",
+        "would delete the claim racer-batch",
+        lambda o: o.update(
+            claim={"kind": "PersistentVolumeClaim", "metadata": {"name": "racer-batch", "namespace": "racer-batch"}}
+        ),
+    ),
+    (
+        "results_outlive_deletion",
+        "would delete the namespace racer-batch",
+        lambda o: o.update(space={"kind": "Namespace", "metadata": {"name": "racer-batch"}}),
+    ),
+]
+
+ALL_BAD = [
+    *(("dev", *bad) for bad in BAD),
+    *(("gpu", *bad) for bad in BAD_WITH_TWO_HTTP_SIDES),
+    *(("multi-gpu", *bad) for bad in BAD_WITH_WHOLE_NODES),
+    *(("batch", *bad) for bad in BAD_BATCH),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "check", "told", "spoil"),
-    [("dev", *bad) for bad in BAD] + [("gpu", *bad) for bad in BAD_WITH_TWO_HTTP_SIDES],
-    ids=[f"{check}:{told}" for check, told, _ in BAD + BAD_WITH_TWO_HTTP_SIDES],
+    ("name", "check", "told", "spoil"), ALL_BAD, ids=[f"{check}:{told}" for _, check, told, _ in ALL_BAD]
 )
 def test_bad_manifest_is_caught(overlay: Get, name: str, check: str, told: str, spoil: Spoil) -> None:
     objects, external = named(overlay(name).manifests), overlay(name).external
@@ -245,7 +321,7 @@ def test_monitor_of_a_port_that_no_pod_has_is_caught(overlay: Get) -> None:
 
 
 def test_every_check_has_a_bad_manifest() -> None:
-    spoilt = {check for check, _, _ in BAD + BAD_WITH_TWO_HTTP_SIDES}
+    spoilt = {check for _, check, _, _ in ALL_BAD}
     assert {check.__name__ for check in CHECKS} - spoilt == {"routes_lead_to_services"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import redis
 
 from datastore.connect import open_store
+from datastore.errors import StoreUnavailableError
 from tests.datastore.servers import certificate, free_ports, wait_for
 from tests.k8s.conftest import Overlay
 from tests.k8s.pods import PASSWORD, Pod, config_of
@@ -60,13 +62,70 @@ def test_datastore_serves_its_user_alone_within_bounds(overlay: Get, tmp_path: P
     assert pod.probe() != 0
 
 
+@pytest.mark.parametrize("anew", [False, True], ids=["container", "pod"])
+def test_datastore_forgets_when_it_is_restarted_and_is_taught_again(
+    overlay: Get, tmp_path: Path, stack: ExitStack, anew: bool
+) -> None:
+    """It is a cache, on no disk: the same client misses, learns and finds again, scripts included."""
+    (port,) = free_ports(1)
+    pod = Pod(config_of(overlay("dev"), "redis-config"), tmp_path, port).start()
+    stack.callback(pod.stop)
+    store = open_store(f"redis://racer:{PASSWORD}@127.0.0.1:{port}", namespace="test", fingerprint="abcd")
+    stack.callback(store.close)
+    tokens = np.arange(100, 200, dtype=np.int32)
+    store.learn([tokens])
+    assert store.lookup([tokens[:50]], 2.0)[0]
+    pod.stop()
+    pod.start(anew=anew)
+
+    def answers() -> bool:
+        try:
+            assert store.lookup([tokens[:50]], 2.0) == [[]]
+        except StoreUnavailableError:  # connections of before
+            return False
+        return True
+
+    wait_for(answers, "an answer of the new server")
+    assert store.stats().contexts == 0
+    store.learn([tokens])
+    assert store.lookup([tokens[:50]], 2.0)[0][0].tokens[:3] == (150, 151, 152)
+
+
+def test_datastore_evicts_and_goes_on_when_memory_is_full(overlay: Get, tmp_path: Path, stack: ExitStack) -> None:
+    """The manifest's configuration with less memory: no write is refused, memory levels off, the newest is there."""
+    (port,) = free_ports(1)
+    pod = Pod(config_of(overlay("dev"), "redis-config"), tmp_path, port).start("--maxmemory", "6mb")
+    stack.callback(pod.stop)
+    store = open_store(f"redis://racer:{PASSWORD}@127.0.0.1:{port}", namespace="test", fingerprint="abcd")
+    stack.callback(store.close)
+    chance, used = np.random.default_rng(0), []
+    for _ in range(8):
+        store.learn([chance.integers(0, 50_000, 10_000).astype(np.int32)])
+        used.append(pod.client("racer").info("memory")["used_memory"])
+    tokens = np.arange(100, 400, dtype=np.int32)
+    store.learn([tokens])
+    stats = pod.client("racer").info("stats")
+    assert store.stats().evicted_keys >= stats["evicted_keys"] > 0
+    assert max(used) <= 6.5 * 2**20 and min(used[4:]) > 5 * 2**20
+    found = store.lookup([tokens[:i] for i in range(20, 290)], 5.0)
+    assert sum(bool(one) for one in found) >= 200
+
+
 def test_cluster_state_survives_and_evicts_nothing(overlay: Get, tmp_path: Path, stack: ExitStack) -> None:
+    """Killed and started again on its volume it has what was written a second before, whatever may not be written."""
     (port,) = free_ports(1)
     pod = Pod(config_of(overlay("dev"), "gcs-redis-config"), tmp_path, port).start()
     stack.callback(pod.stop)
     info = pod.client("gcs").info()
     assert (info["maxmemory_policy"], info["aof_enabled"]) == ("noeviction", 1)
     pod.client("gcs").hset("RAYstate@NODE", "a", "b")
+    time.sleep(1.5)  # appendfsync everysec
+    pod.stop()
+    pod.start("--maxmemory", "1mb", anew=False)
+    assert pod.client("gcs").hgetall("RAYstate@NODE") == {b"a": b"b"}
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        pod.client("gcs").hset("RAYstate@NODE", "c", "d" * 2**20)
+    assert pod.client("gcs").hgetall("RAYstate@NODE") == {b"a": b"b"}
     for refused in (["CONFIG", "GET", "*"], ["ACL", "LIST"], ["SHUTDOWN"]):
         with pytest.raises(redis.exceptions.NoPermissionError):
             pod.client("gcs").execute_command(*refused)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from racer import store
 from racer.draft.sources import Continuation
 from racer.errors import ConfigError
-from racer.store import SwitchedSource, open_source
+from racer.store import SwitchedSource, check_source, open_source
 from tests.tiny import byte_tokenizer
 
 opened: list[tuple[str, dict[str, Any]]] = []
@@ -54,6 +54,18 @@ def test_a_store_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPa
     points(monkeypatch, redis="no.such:thing", memory=f"{__name__}:factory")
     with pytest.raises(ConfigError, match=sentence):
         open_source(url, byte_tokenizer(), "n")
+
+
+def test_what_is_wrong_is_told_before_there_is_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    points(monkeypatch, memory=f"{__name__}:factory", redis="datastore.source:open_source")
+    check_source("memory://wrong")  # a factory need not be able to tell
+    check_source("redis://host", "n")
+    with pytest.raises(ConfigError, match="'host:port' in 'redis://host:port' is not host or host:port"):
+        check_source("redis://host:port")
+    with pytest.raises(ConfigError, match="namespace 'a:b' is not a name"):
+        check_source("redis://host", "a:b")
+    with pytest.raises(ConfigError, match="store 'ftp:': use a URL"):
+        check_source("ftp://host")
 
 
 def test_without_any_package_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

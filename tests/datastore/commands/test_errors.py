@@ -34,8 +34,13 @@ def test_help_loads_no_library(command: tuple[str, ...]) -> None:
         (["purge", "--yes"], "no store is named; use --url redis://HOST:PORT, or set DATASTORE_URL"),
         (["purge", "--yes", "--url", "ftp://host"], "is no URL of a store"),
         (["purge", "--yes", "--url", "redis://h", "--namespace", "a b"], "namespace 'a b' is not a name"),
+        (["stats", "--tokenizer", "/none", "--url", "htp://h"], "is no URL of a store"),  # before the tokenizer
+        (["lookup", "--text", "a", "--tokenizer", "/none", "--url", "redis://h:x"], "is not host or host:port"),
+        (["export", "--tokenizer", "/none", "--url", "redis://h", "--namespace", "a:b", "f"], "is not a name"),
+        (["bench", "--url", "htp://h"], "is no URL of a store"),
         (["ingest", "--tokenizer", "demo", "none.txt"], "none.txt: no such file, no folder with files"),
         (["import", "--tokenizer", "/none", "none.ng"], "none.ng: cannot be read"),
+        (["import", "--tokenizer", "/none", "--url", "x", "none.ng"], "none.ng: cannot be read"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_2(

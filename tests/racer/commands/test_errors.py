@@ -36,6 +36,31 @@ def test_no_such_model(racer: Command, command: tuple[str, ...]) -> None:
     refused(racer(*command, model="/no/such/model"), "model '/no/such/model'", "no such file or folder")
 
 
+@pytest.mark.parametrize("command", [("generate", "--prompt", "x"), ("run",)])
+@pytest.mark.parametrize(
+    "options, parts",
+    [
+        (("--store", "htp://x"), ("store 'htp:'", "use a URL that begins with one of", "redis")),
+        (("--store", "redis://localhost:port"), ("'localhost:port'", "is not host or host:port")),
+        (("--store", "redis://:hunter2@h?verify=no"), ("redis://:***@h", "does not know the option 'verify'")),
+        (("--store", "redis://[h"), ("the store's URL cannot be read",)),
+        (("--store", "memory://", "--namespace", "a b"), ("namespace 'a b' is not a name",)),
+    ],
+)
+def test_a_wrong_store_is_told_before_a_model_is_loaded(
+    racer: Command, command: tuple[str, ...], options: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    refused(racer(*command, *options, model="/no/such/model"), *parts)
+
+
+def test_a_wrong_store_costs_no_earlier_output(racer: Command, jsonl: Write, tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl").write_text("kept")
+    done = racer("generate", "--input", jsonl({"prompt": "a"}), "--output", str(tmp_path / "out.jsonl"), "--store", "x")
+    refused(done, "store 'x': use a URL that begins with")
+    assert (tmp_path / "out.jsonl").read_text() == "kept"
+    assert "store" in racer("bench", "--data", jsonl({"prompt": "a"}), "--store", "htp://x", model="/none").err
+
+
 def test_unsupported_architecture(racer: Command, tmp_path: Path) -> None:
     from transformers import MambaConfig, MambaForCausalLM
 
