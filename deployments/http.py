@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from deployments.calls import Call, Piece
+from deployments.answerer import Answerer
+from deployments.calls import Call
 from deployments.config import AppConfig, KeyConfig, ModelConfig
 from deployments.error_responses import ErrorBody, add_error_handlers
 from deployments.errors import ApiError
@@ -22,26 +23,8 @@ FORM_BYTES = 64 << 10
 """What a form may have beside the file in it."""
 
 
-class Backend(Protocol):
-    """What the HTTP side needs of the rest."""
-
-    models: dict[str, ModelConfig]
-
-    def answer(self, model: str, call: Call) -> AsyncGenerator[Piece]:
-        """The pieces of an answer, an error as the last of them."""
-        ...
-
-    async def ready(self) -> dict[str, str]:
-        """The state of each model; "ready" or "asleep" are good."""
-        ...
-
-    async def metrics(self) -> str:
-        """Metrics in Prometheus' text format."""
-        ...
-
-
 def make_api(
-    config: AppConfig, keys: KeyRing, backend: Callable[[], Backend], *, behind_proxy: bool = False
+    config: AppConfig, keys: KeyRing, backend: Callable[[], Answerer], *, behind_proxy: bool = False
 ) -> FastAPI:
     """The application's routes. ``backend`` gives what answers, when a request needs it.
 

@@ -25,7 +25,7 @@ from deployments.keys import KeyRing
 from deployments.logs import LOGGER
 
 if TYPE_CHECKING:
-    from deployments.http import Backend
+    from deployments.answerer import Answerer
 
 _SAVE_S = 1.0
 _WINDOW = 256
@@ -41,7 +41,7 @@ class BatchRun:
         self,
         config: AppConfig,
         keys: KeyRing,
-        backend: Callable[[], Backend],
+        backend: Callable[[], Answerer],
         shelf: Shelf,
         slots: asyncio.Semaphore,
         batch: Json,

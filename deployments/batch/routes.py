@@ -21,7 +21,7 @@ from deployments.errors import ApiError
 from deployments.keys import KeyRing, owner_of
 
 if TYPE_CHECKING:
-    from deployments.http import Backend
+    from deployments.answerer import Answerer
 
 _HOUR_S = 3600
 _MOST_S = 30 * 24 * _HOUR_S
@@ -55,7 +55,7 @@ class BatchRequest(BaseModel):
 
 
 def add_batch_routes(
-    api: FastAPI, config: AppConfig, keys: KeyRing, backend: Callable[[], Backend], errors: dict[int | str, Any]
+    api: FastAPI, config: AppConfig, keys: KeyRing, backend: Callable[[], Answerer], errors: dict[int | str, Any]
 ) -> None:
     """Add the routes to ``api``, and the runner to its lifespan. Raises ConfigError: the folder cannot be used."""
     assert config.batches.folder is not None

@@ -17,7 +17,7 @@ from deployments.keys import KeyRing
 from deployments.logs import LOGGER
 
 if TYPE_CHECKING:
-    from deployments.http import Backend
+    from deployments.answerer import Answerer
 
 _POLL_S = 2.0
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(LOGGER)
 class BatchRunner:
     """Takes up every batch that no other process runs, those of a process that has ended too."""
 
-    def __init__(self, config: AppConfig, keys: KeyRing, backend: Callable[[], Backend], shelf: Shelf) -> None:
+    def __init__(self, config: AppConfig, keys: KeyRing, backend: Callable[[], Answerer], shelf: Shelf) -> None:
         self._config, self._keys, self._backend, self._shelf = config, keys, backend, shelf
         self._slots = asyncio.Semaphore(config.batches.max_in_flight)
         self._running: dict[str, asyncio.Task[None]] = {}
