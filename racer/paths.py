@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from filelock import FileLock
 
 from racer.errors import ConfigError
 
@@ -52,3 +55,18 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Processes that would make ``path`` enter one after the other: look again whether it is there by then.
+
+    Replicas that start together would each compute what one can read from another. Where the folder cannot be written
+    nobody waits.
+    """
+    lock = FileLock(path.with_name(path.name + ".lock"))
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(lock)
+        yield

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from racer.draft.logits import ANY, KEY_TOKENS, LogitsTable
 from racer.draft.prior import FREE_ROWS, Forward, FreeRun, PriorTable, Progress, compute_prior
-from racer.paths import write_whole
+from racer.paths import one_at_a_time, write_whole
 
 _FORMAT = 2
 _ARRAYS = ("tokens", "probs", "free_keys", "free_tokens", "free_probs")
@@ -98,13 +98,16 @@ def cached_prior(
     Let ``fingerprint`` differ where ``free_run`` does: the file holds what was averaged in.
     """
     path = prior_path(directory, fingerprint, top_k)
-    table = load_prior(path, vocab_size, top_k)
-    if table is not None:
-        return table
-    table = compute_prior(forward, vocab_size, top_k, prefix_token, chunk=chunk, progress=progress, free_run=free_run)
-    try:
-        save_prior(path, table)
-    except OSError as error:
-        _log.warning("prior table cannot be kept at %s (%s)", path, error)
-        return table
+    with one_at_a_time(path):
+        table = load_prior(path, vocab_size, top_k)
+        if table is not None:
+            return table
+        table = compute_prior(
+            forward, vocab_size, top_k, prefix_token, chunk=chunk, progress=progress, free_run=free_run
+        )
+        try:
+            save_prior(path, table)
+        except OSError as error:
+            _log.warning("prior table cannot be kept at %s (%s)", path, error)
+            return table
     return load_prior(path, vocab_size, top_k) or table  # rounded as the next start will find it

@@ -45,6 +45,7 @@ class ModelRunner:
         self.model = model
         self.dtype: torch.dtype = model.dtype
         self.device = torch.device(model.device)
+        undo(model)  # another runner of this model has compiled its layers: a probe must see them as they are written
         with siblings(model) as groups:
             probe = _probe(model)
         pack_linears(model, groups)

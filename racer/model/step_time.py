@@ -17,7 +17,7 @@ from racer.model.layout import Segment
 from racer.model.loader import LoadedModel
 from racer.model.runner import ModelRunner
 from racer.model.topk import top_k
-from racer.paths import cache_path, write_whole
+from racer.paths import cache_path, one_at_a_time, write_whole
 from racer.step_curve import StepCurve, monotone
 
 _FORMAT = 1
@@ -41,14 +41,15 @@ def model_step_curve(loaded: LoadedModel, runner: ModelRunner, max_running: int,
     measurement only.
     """
     path = curve_path(cache_path(), [loaded.fingerprint, str(loaded.dtype), *_machine(runner.device), str(max_running)])
-    curve = load_curve(path)
-    if curve is None:
-        _log.info("measuring step times, once per model and machine")
-        curve = measure_curve(_dummy_step(runner, k), max_running, runner.pool.places)
-        try:
-            save_curve(path, curve)
-        except OSError as error:
-            _log.warning("step times cannot be kept at %s (%s)", path, error)
+    with one_at_a_time(path):  # together they would measure each other
+        curve = load_curve(path)
+        if curve is None:
+            _log.info("measuring step times, once per model and machine")
+            curve = measure_curve(_dummy_step(runner, k), max_running, runner.pool.places)
+            try:
+                save_curve(path, curve)
+            except OSError as error:
+                _log.warning("step times cannot be kept at %s (%s)", path, error)
     return curve
 
 

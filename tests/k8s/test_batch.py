@@ -78,7 +78,8 @@ def test_a_job_that_comes_before_its_input_says_so(job: dict[str, Any], tmp_path
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr == f"error: --input {tmp_path}/requests.jsonl: there is no such file; correct the path\n"
+    told = done.stderr.splitlines()[-1]
+    assert told == f"error: --input {tmp_path}/requests.jsonl: there is no such file; correct the path"
 
 
 def local(entrypoint: str, data: Path, config: Path) -> str:

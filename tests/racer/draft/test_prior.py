@@ -1,5 +1,7 @@
 """The prior table: computed in chunks, kept on disk, computed again when the file is no good."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +49,25 @@ def test_the_second_time_it_is_read_from_disk(tmp_path: Path) -> None:
     assert again.calls == []
     assert np.array_equal(first.tokens, second.tokens) and np.array_equal(first.probs, second.probs)
     assert second.probs.dtype == np.float32
-    assert [path.suffix for path in tmp_path.iterdir()] == [".npz"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".lock", ".npz"]
+
+
+def test_who_comes_together_computes_it_once(tmp_path: Path) -> None:
+    class SlowModel(FakeModel):
+        def __call__(self, prefix_token: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            time.sleep(0.05)
+            return super().__call__(prefix_token, tokens)
+
+    models = [SlowModel() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        tables = list(pool.map(lambda model: cached(tmp_path, model), models))
+    assert sorted(sum(model.calls) for model in models) == [0, 0, 0, VOCAB]
+    assert all(np.array_equal(table.tokens, tables[0].tokens) for table in tables)
+
+
+def test_a_folder_that_cannot_be_written_makes_nobody_wait(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert cached(tmp_path / "file" / "folder", FakeModel()).vocab_size == VOCAB
 
 
 def test_another_model_or_k_has_a_file_of_its_own(tmp_path: Path) -> None:
@@ -56,7 +76,7 @@ def test_another_model_or_k_has_a_file_of_its_own(tmp_path: Path) -> None:
     cached(tmp_path, other, "another")
     cached(tmp_path, wider, "another", 2)
     assert other.calls and wider.calls
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.glob("*.npz"))) == 3
 
 
 @pytest.mark.parametrize(
@@ -93,7 +113,7 @@ def test_a_failed_write_leaves_no_file_and_loses_no_table(tmp_path: Path, monkey
     monkeypatch.setattr("racer.draft.prior_file.np.savez", full)
     table = cached(tmp_path, FakeModel())
     assert table.vocab_size == VOCAB
-    assert list(tmp_path.iterdir()) == []
+    assert [file.suffix for file in tmp_path.iterdir()] == [".lock"]
 
 
 def free_run(seed: int = 0, sequences: int = 3, length: int = 40, width: int = 5) -> FreeRun:

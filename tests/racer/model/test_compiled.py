@@ -51,6 +51,15 @@ def test_models_of_one_process_do_not_disturb_each_other() -> None:
         assert answers[0] == answers[1]
 
 
+def test_an_engine_on_a_model_that_another_one_compiled() -> None:
+    model = loaded(tiny_model("llama"))
+    first, second = (Engine(EngineConfig(prior=False, cache_bytes=1 << 22, budget=8), loaded=model) for _ in range(2))
+    assert second.runner.compiled
+    requests = [Request(prompt(14, 2), SamplingParams(max_tokens=12, ignore_eos=True))]
+    answers = [decode(engine, requests)[0][0].token_ids for engine in (first, second, first)]
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_blocks_are_those_that_hold_attention() -> None:
     model = loaded(tiny_model("gpt_neox")).model
     attention = [module for module in model.modules() if type(module).__name__.endswith("Attention")]

@@ -73,7 +73,7 @@ def test_measured_once_then_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RACER_CACHE", str(tmp_path))
     engine = tiny_engine()
     first = model_step_curve(engine.loaded, engine.runner, 4, 8)
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.json")
 
     def refuse(*_: object) -> None:
         raise AssertionError("measured again")
