@@ -175,4 +175,15 @@ def _record(
         "response": response,
         "error": error,
     }
-    return orjson.dumps(record | ({"metadata": metadata} if metadata else {}))
+    return one_line(record | ({"metadata": metadata} if metadata else {}))
+
+
+_BREAKS = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\x85\u2028\u2029"}
+
+
+def one_line(record: dict[str, Any]) -> bytes:
+    """The record as JSON that every reader takes for one line: Python's ``str.splitlines`` ends one at these, too."""
+    made = orjson.dumps(record)
+    for character, escaped in _BREAKS.items():
+        made = made.replace(character, escaped)
+    return made

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from deployments.batch.answers import Result
+from deployments.batch.answers import Result, one_line
 
 
 class RecordFile:
@@ -47,7 +47,7 @@ class RecordFile:
         """Write the records to the one file or the other."""
         os.fsync(self._file.fileno())
         for line, _ in _lines(self._path):
-            (errors if line["failed"] else answers).write(orjson.dumps(line["record"]) + b"\n")
+            (errors if line["failed"] else answers).write(one_line(line["record"]) + b"\n")
 
     def close(self) -> None:
         """No more is appended."""
