@@ -13,55 +13,32 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import redis
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.utils.logging import disable_progress_bar
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from datastore.embedded import EmbeddedServer
 from datastore.source import open_source
 from racer import Engine, EngineConfig, Request, SamplingParams
+from racer.model.attention import ATTENTION
+from racer.model.loader import load
+from tests.racer.engine.helpers import loaded
+from tests.tiny import tiny_model
 
 ROOM = 16 << 20
 """Bytes that the process may grow by in the second half: what an allocator has not given back, not what is kept."""
 
+SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
 SERVER_ROOM = 1 << 20
 """Bytes above its cap that a server may hold for a moment, before it evicts."""
-
-
-def tiny(folder: str) -> str:
-    """A random model over bytes, saved in ``folder``."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    make: Any = PreTrainedTokenizerFast
-    make(tokenizer_object=backend).save_pretrained(folder)
-    torch.manual_seed(0)
-    size: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
-    config = LlamaConfig(
-        vocab_size=256, num_hidden_layers=1, initializer_range=0.2, max_position_embeddings=512, **size
-    )
-    disable_progress_bar()
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def resident() -> int:
-    """Bytes that this process holds."""
-    status = Path("/proc/self/status").read_text()
-    found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.M)
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 def main() -> int:
@@ -75,12 +52,16 @@ def main() -> int:
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedServer(cap))
         watch: Any = stack.enter_context(redis.Redis.from_url(server.url))
-        model = arguments.model or tiny(stack.enter_context(tempfile.TemporaryDirectory()))
-        config = EngineConfig(model=model, prior=False, compile=False, cache_bytes=1 << 24, max_running=32, budget=16)
-        engine = Engine(config)
-        source = open_source(server.url, namespace="many", tokenizer_json=engine.tokenizer.backend_tokenizer.to_str())
+        config = EngineConfig(prior=False, compile=False, cache_bytes=1 << 24, max_running=32, budget=16)
+        if arguments.model is None:
+            model = loaded(tiny_model("llama", num_hidden_layers=1, **SHAPE))
+        else:
+            config = config.model_copy(update={"model": arguments.model})
+            model = load(config, ATTENTION)
+        tokenizer: Any = model.tokenizer
+        source = open_source(server.url, namespace="many", tokenizer_json=tokenizer.backend_tokenizer.to_str())
         stack.callback(source.close)
-        engine = Engine(config, loaded=engine.loaded, source=source)
+        engine = Engine(config, loaded=model, source=source)
         engine.drafter.warm_up()
         series = list(answer(engine, source, watch, arguments.requests))
     found = verdict(series, cap)
@@ -111,7 +92,7 @@ def answer(engine: Engine, source: Any, watch: Any, requests: int) -> Any:
         source.flush(30.0)
         point = {
             "requests": done,
-            "process_bytes": resident(),
+            "process_bytes": psutil.Process().memory_info().rss,
             "redis_bytes": watch.info("memory")["used_memory"],
             "evicted_keys": watch.info("stats")["evicted_keys"],
             "elapsed_s": round(time.perf_counter() - started_s, 1),

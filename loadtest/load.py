@@ -237,9 +237,7 @@ def _follow_steps(settings: RunSettings, runner: Runner, generators: int) -> Non
     load = settings.load
     users = generators if load.open_loop else load.users or 1
     steps = load.steps or (Step(users=users, seconds=1.0),)
-    at_once = max(
-        1, *(step.users for step in steps)
-    )  # so many come, or go, in a second: locust goes by degrees both ways
+    at_once = max(1, *(step.users for step in steps))  # in a second; locust lets users go as slowly as they came
     for step in steps:
         runner.start(step.users, at_once)
         if load.steps:

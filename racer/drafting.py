@@ -8,9 +8,9 @@ import numpy as np
 
 from racer.budget import BudgetController
 from racer.config import Budget, TreeShape
+from racer.deadline import LookupDeadline
 from racer.draft.sources import Continuation, NgramSource
 from racer.draft.tree import DraftTree
-from racer.patience import Patience
 from racer.sequence import Sequence
 
 FIXED_BUDGET = 64
@@ -24,13 +24,15 @@ class StepDrafts:
     """Proposes draft trees for a step and cuts them to what pays.
 
     ``controller`` chooses where the budget is "auto"; None where it never is. ``source``: a shared n-gram store, waited
-    as long as ``patience`` says in each step.
+    as long as ``deadline`` says in each step.
     """
 
-    def __init__(self, controller: BudgetController | None, source: NgramSource | None, patience: Patience) -> None:
+    def __init__(
+        self, controller: BudgetController | None, source: NgramSource | None, deadline: LookupDeadline
+    ) -> None:
         self._controller = controller
         self._source = source
-        self._patience = patience
+        self._deadline = deadline
 
     def propose(
         self, sequences: SequenceOf[Sequence], budget: Budget, prefill_tokens: int, prefilling: int
@@ -78,7 +80,7 @@ class StepDrafts:
             if source is not None:
                 asking.setdefault(source, []).append(sequence)
         found: dict[Sequence, list[Continuation]] = {}
-        deadline_ms = self._patience.deadline_ms
+        deadline_ms = self._deadline.ms
         for source, group in asking.items():
             contexts = [np.array(sequence.tokens[-_CONTEXT_FOR_SOURCE:], np.int32) for sequence in group]
             found.update(zip(group, source.lookup(contexts, deadline_ms / len(asking)), strict=True))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from racer.budget import BudgetController
 from racer.config import Budget, Drafts, EngineConfig, TreeShape
+from racer.deadline import LookupDeadline
 from racer.draft.drafter import Drafter
 from racer.draft.sources import NgramSource
 from racer.draft.tree import DraftTree
@@ -26,7 +27,6 @@ from racer.model.runner import ModelRunner
 from racer.model.selftest import check_verifiable
 from racer.model.step_time import model_step_curve
 from racer.model.topk import top_k
-from racer.patience import Patience
 from racer.scheduler import Scheduler, Slot
 from racer.sequence import Sequence
 from racer.step_curve import StepCurve
@@ -75,8 +75,8 @@ class Engine:
                 step_curve or model_step_curve(self.loaded, self.runner, config.max_running, config.top_k)
             )
             controller = BudgetController(self.step_times, self.drafter.reliability[TreeShape.BEST], config.max_budget)
-        self._patience = Patience(config.source_deadline_ms)
-        self._drafts = StepDrafts(controller, source, self._patience)
+        self._deadline = LookupDeadline(config.source_deadline_ms)
+        self._drafts = StepDrafts(controller, source, self._deadline)
         self._source = source
         self._open: dict[str, list[Sequence]] = {}
         self._aborted: list[StepOutput] = []
@@ -283,7 +283,7 @@ class Engine:
         if self.step_times is not None and self.budget == "auto" and decoding == len(turns):
             self.step_times.observe(tokens, len(turns), step_ms)
         if decoding == len(turns):
-            self._patience.observe(step_ms - (drafted - started) * 1e3)
+            self._deadline.observe(step_ms - (drafted - started) * 1e3)
         self.metrics.record(
             StepStats(
                 step_ms=step_ms,

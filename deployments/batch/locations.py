@@ -34,15 +34,17 @@ class Location:
         """The place that ``text`` names: a path, or a URI such as ``s3://bucket/key``.
 
         Raises:
-            ConfigError: the URI's scheme is not known, or its file system cannot be reached.
+            ConfigError: neither pyarrow nor an installed package of fsspec's knows the scheme, or it cannot be reached.
         """
         if "://" not in text:
             path = Path(text).expanduser().absolute()
             return cls(pafs.LocalFileSystem(), str(path), text, True)
         try:
             filesystem, path_text = pafs.FileSystem.from_uri(text)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # a scheme that pyarrow does not serve
             filesystem, path_text = _through_fsspec(text, error)
+        except OSError as error:  # it does, and a second way to the same place would hide why this one fails
+            raise ConfigError(f"{text}: its file system cannot be reached ({short(error)})") from None
         return cls(filesystem, path_text, text, isinstance(filesystem, pafs.LocalFileSystem))
 
     @property

@@ -127,7 +127,7 @@ class RequestDrafts:
 
     def learn_text(self, tokens: ArrayLike) -> None:
         """Take in decided tokens (int [m], m >= 0) in order, the prompt's first; the last becomes the root."""
-        text = _int32(tokens)
+        text = np.array(tokens, np.int32)  # a copy: it may wait
         if len(text):
             self._tail = np.concatenate((self._tail, text[-_TAIL:]))[-_TAIL:]
             if self._uses_text:

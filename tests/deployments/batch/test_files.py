@@ -122,6 +122,8 @@ def test_globs_and_wrong_paths(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=word) as wrong:
             plan_of(text)
         assert "\n" not in str(wrong.value) and text in str(wrong.value)
+    with pytest.raises(ConfigError, match=r"hdfs://nobody:1/x: its file system cannot be reached \("):
+        Location.of("hdfs://nobody:1/x")  # pyarrow's own, which finds no Java here
     assert plan_of(tmp_path / "a/1.jsonl", tmp_path / "empty.jsonl").empty == (f"{tmp_path}/empty.jsonl",)
 
 

@@ -10,22 +10,22 @@ import pytest
 from numpy.typing import NDArray
 
 from racer.config import EngineConfig
+from racer.deadline import LEAST_MS, PART, LookupDeadline
 from racer.draft.sources import Continuation, MemoryNgramSource
 from racer.errors import ConfigError
-from racer.patience import LEAST_MS, PART, Patience
 from tests.racer.engine.helpers import answer, prompt, tiny_engine
 
 
 def test_a_fixed_wait_stays_and_auto_follows_the_steps() -> None:
-    fixed, auto = Patience(7.5), Patience("auto")
-    assert auto.deadline_ms == LEAST_MS
+    fixed, auto = LookupDeadline(7.5), LookupDeadline("auto")
+    assert auto.ms == LEAST_MS
     for _ in range(200):
         fixed.observe(80.0)
         auto.observe(80.0)
-    assert fixed.deadline_ms == 7.5 and auto.deadline_ms == pytest.approx(PART * 80.0)
+    assert fixed.ms == 7.5 and auto.ms == pytest.approx(PART * 80.0)
     for _ in range(200):
         auto.observe(0.5)
-    assert auto.deadline_ms == LEAST_MS
+    assert auto.ms == LEAST_MS
 
 
 def test_an_engine_with_slow_steps_waits_longer(monkeypatch: pytest.MonkeyPatch) -> None:

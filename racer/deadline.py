@@ -11,7 +11,7 @@ PART = 0.2
 _WEIGHT = 0.1
 
 
-class Patience:
+class LookupDeadline:
     """The longest wait: a fixed one, or for "auto" a part of what steps have taken lately, that wait left out.
 
     A store answers in a millisecond. Where engine, store and clients share few processors, its answer takes as much
@@ -23,7 +23,7 @@ class Patience:
         self._step_ms = 0.0
 
     @property
-    def deadline_ms(self) -> float:
+    def ms(self) -> float:
         """Milliseconds that the next step may wait."""
         return max(LEAST_MS, PART * self._step_ms) if self._fixed_ms is None else self._fixed_ms
 
