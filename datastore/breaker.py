@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from enum import IntEnum
+
+_log = logging.getLogger(__name__)
 
 
 class BreakerState(IntEnum):
@@ -19,7 +22,8 @@ class BreakerState(IntEnum):
 class Breaker:
     """Opens after so many failures in a row; then lets one attempt through every so often, until one succeeds.
 
-    Each failed attempt doubles the wait, up to ``max_wait_s``. ``clock`` gives seconds.
+    Each failed attempt doubles the wait, up to ``max_wait_s``. ``clock`` gives seconds. The first time that it opens is
+    a warning in the log, which calls what fails ``name``.
     """
 
     def __init__(
@@ -28,7 +32,9 @@ class Breaker:
         wait_s: float = 1.0,
         max_wait_s: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
+        name: str = "attempts",
     ) -> None:
+        self._name = name
         self._threshold = failures
         self._first_wait_s = wait_s
         self._max_wait_s = max_wait_s
@@ -79,3 +85,5 @@ class Breaker:
             elif self._failures >= self._threshold:
                 self._opened_at = self._clock()
                 self.opened += 1
+                level = logging.WARNING if self.opened == 1 else logging.DEBUG
+                _log.log(level, "%s fail or come too late; going on without them until they do not", self._name)

@@ -62,22 +62,22 @@ class StoreClient:
         self._config = config
         self._counters = Counters()
         self._near = NearCache(config.near_size, config.near_ttl_s, clock)
-        self._breaker = self._new_breaker(clock)
+        self._breaker = self._new_breaker(clock, "lookups in the n-gram store")
         self._idle = threading.BoundedSemaphore(config.askers)
         self._askers = ThreadPoolExecutor(config.askers, thread_name_prefix="datastore-lookup")
         self._writer = BackgroundWriter(
             store,
             self._counters,
-            self._new_breaker(clock),
+            self._new_breaker(clock, "writes to the n-gram store"),
             queue_tokens=config.queue_tokens,
             batch_tokens=config.batch_tokens,
             linger_s=config.linger_s,
         )
         self._closed = False
 
-    def _new_breaker(self, clock: Callable[[], float]) -> Breaker:
+    def _new_breaker(self, clock: Callable[[], float], name: str) -> Breaker:
         config = self._config
-        return Breaker(config.breaker_failures, config.breaker_wait_s, config.breaker_max_wait_s, clock)
+        return Breaker(config.breaker_failures, config.breaker_wait_s, config.breaker_max_wait_s, clock, name)
 
     def lookup(self, contexts: Sequence[Ints], deadline_ms: float) -> Answers:
         """Continuations of the longest known suffix of each context (int32 [m], oldest token first).

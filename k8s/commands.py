@@ -43,9 +43,10 @@ def _generate() -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    found = 0
+    wrong = False
     for folder in args.folder or [ROOT / "overlays" / name for name in OVERLAYS]:
-        for problem in problems(render(folder), externals(folder)):
+        found = problems(render(folder), externals(folder))
+        wrong = wrong or bool(found)
+        for problem in found or ["nothing is wrong"]:
             print(f"{folder.name}: {problem}")
-            found += 1
-    return 1 if found else 0
+    return int(wrong)

@@ -64,7 +64,9 @@ class Player:
                 "start the server, or correct --url"
             ) from None
         if status != 200:
-            raise ServerError(f"{self.settings.url}/models: {http_error(status, body)}; correct --url or the API key")
+            raise ServerError(
+                f"{self.settings.url}/models: {http_error(status, body)}; correct --url (it ends in /v1) or the API key"
+            )
         try:
             listed = [model["id"] for model in json.loads(body)["data"]]
         except (ValueError, KeyError, TypeError):

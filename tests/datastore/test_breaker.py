@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from datastore.breaker import Breaker, BreakerState
 from tests.datastore.clock import Clock
 
@@ -60,3 +62,12 @@ def test_failures_of_questions_asked_before_it_opened_do_not_lengthen_the_wait()
     breaker.failed()
     clock.now = 1.0
     assert breaker.allow()
+
+
+def test_the_first_time_it_opens_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    breaker = Breaker(failures=1, clock=Clock(), name="lookups")
+    for _ in range(3):
+        breaker.failed()
+        breaker.succeeded()
+    assert breaker.opened == 3
+    assert caplog.messages == ["lookups fail or come too late; going on without them until they do not"]
