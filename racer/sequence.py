@@ -135,7 +135,7 @@ class Sequence:
             self.stats.accepted[source] += 1
         if self._shaper:
             self._shaper.count(token)
-        if self._push_text(token):
+        if self._text.stop and self._push_text(token):
             self.finish_reason = "stop"
         elif self.remaining == 0:
             self.finish_reason = "length"
@@ -153,6 +153,8 @@ class Sequence:
 
     def take_output(self) -> StepOutput:
         """What was decided since the last call."""
+        if not self._text.stop:  # nothing depends on the text: all tokens at once take half the time
+            self._new_text.append(self._text.push(self._new_tokens).text)
         if self.finished:
             self._new_text.append(self._text.flush())
         self.stats.completion_tokens = self.decided

@@ -85,7 +85,15 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Take the next tokens; return the text that became final."""
-        return "".join(map(self._push_one, token_ids))
+        shown = [token for token in token_ids if self._is_shown(token)]
+        return "".join(self._push_some(shown[i : i + _HELD_TOKENS]) for i in range(0, len(shown), _HELD_TOKENS))
+
+    def _push_some(self, token_ids: list[int]) -> str:
+        text = self._decode(self._window + token_ids)
+        if len(token_ids) == 1 or not text.endswith(_REPLACEMENT):
+            return self._release(token_ids, text)
+        # A character is open, or bytes form none: how many are held depends on each token.
+        return "".join(self._push_some([token]) for token in token_ids)
 
     def flush(self) -> str:
         """Release what is held, at the end of the sequence: an incomplete character shows as U+FFFD."""
@@ -93,11 +101,12 @@ class IncrementalDetokenizer:
         self._window, self._context, self._released = [], 0, 0
         return text
 
-    def _push_one(self, token_id: int) -> str:
-        if token_id in self._skipped or self._token_of(token_id) is None:  # None: models pad their vocabulary
-            return ""
-        self._window.append(token_id)
-        text = self._decode(self._window)
+    def _is_shown(self, token_id: int) -> bool:
+        return token_id not in self._skipped and self._token_of(token_id) is not None  # None: models pad vocabularies
+
+    def _release(self, token_ids: list[int], text: str) -> str:
+        """Put ``token_ids`` behind the window, which is ``text`` then; return what of it became final."""
+        self._window += token_ids
         final = len(text)
         if text.endswith(_REPLACEMENT):
             if len(self._window) - self._context <= _HELD_TOKENS:
@@ -213,6 +222,8 @@ class OutputText:
 
     def push(self, token_ids: Sequence[int], unarmed: int = 0) -> TextDelta:
         """Take a step's tokens in order; stop strings completed by the first ``unarmed`` of them do not count."""
+        if not self.stop:
+            return TextDelta(self._detokenizer.push(token_ids), len(token_ids))
         pieces: list[str] = []
         for index, token_id in enumerate(token_ids):
             pieces.append(self._stops.push(self._detokenizer.push((token_id,)), armed=index >= unarmed))

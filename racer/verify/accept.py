@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from racer.draft.tree import DraftTree
 from racer.types import Source
-
-_NONE = np.zeros(0, np.int64)
-
 
 @dataclass(frozen=True)
 class Walk:
@@ -29,13 +24,14 @@ def walk(tree: DraftTree, choose: Callable[[int], int], decide: Callable[[int, i
     that foresaw it or ``ROOT``, and returns True when it ends the answer.
     """
     path = [0]
+    parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
     while True:
         node = path[-1]
         token = choose(node)
-        children = _NONE if len(tree) == 1 else np.flatnonzero((tree.parents == node) & (tree.tokens == token))
-        source = Source(int(tree.sources[children[0]])) if len(children) else Source.ROOT
+        child = next((i for i in range(node + 1, len(tokens)) if parents[i] == node and tokens[i] == token), None)
+        source = Source.ROOT if child is None else Source(int(tree.sources[child]))
         if decide(node, token, source):
             return Walk(path, True)
-        if not len(children):
+        if child is None:
             return Walk(path, False)
-        path.append(int(children[0]))
+        path.append(child)

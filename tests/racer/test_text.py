@@ -159,7 +159,7 @@ def test_work_for_a_token_does_not_grow(run: list[int], demo_tokenizer: PreTrain
     detokenizer._decode = watched
     ids = run * 3000
     assert detokenizer.push(ids) + detokenizer.flush() == whole(demo_tokenizer, ids)
-    assert longest <= 20
+    assert longest <= 24  # context, held, and those pushed at once
 
 
 # --- stop strings
