@@ -122,8 +122,8 @@ def test_value_out_of_range(racer: Command, command: tuple[str, ...], option: st
             ("--cache-bytes", "999999999999999"),
             ("key-value cache of 9999999", "cannot be had on cpu", "set --cache-bytes lower"),
         ),
-        (("--colour",), ("unrecognized arguments: --colour (try python -m racer generate --help)",)),
-        (("--budge", "3"), ("unrecognized arguments: --budge",)),
+        (("--colour",), ("there is no option --colour (try python -m racer generate --help)",)),
+        (("--budge", "3"), ("there is no option --budge, did you mean --budget?",)),
     ],
 )
 def test_generate_options(racer: Command, options: tuple[str, ...], parts: tuple[str, ...]) -> None:
@@ -150,7 +150,7 @@ def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     refused(Done(2, *capsys.readouterr()), "COMMAND")
     assert main(["--colour", "run"]) == 2
-    refused(Done(2, *capsys.readouterr()), "unrecognized arguments: --colour (try python -m racer --help)")
+    refused(Done(2, *capsys.readouterr()), "there is no option --colour (try python -m racer --help)")
 
 
 def test_output_that_cannot_be_written(
@@ -242,7 +242,7 @@ sys.exit(f"loaded {heavy}" if heavy else code)
         (0, ("generate", "--help"), "--temperature"),
         (0, ("bench", "--help"), "--limit-per-category"),
         (0, ("run", "--help"), "--prompt"),
-        (2, ("generate", "--prompt", "x", "--colour"), "unrecognized"),
+        (2, ("generate", "--prompt", "x", "--colour"), "no option --colour"),
         (2, ("run", "--top-p", "2"), "--top-p"),
         (2, ("generate", "--prompt", "x", "--max-tokens", "3", "--min-tokens", "5"), "exceeds"),
         (2, ("generate", "--input", "/no/such.jsonl"), "cannot be read"),
