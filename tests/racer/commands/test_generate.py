@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from racer import Engine, Request, SamplingParams
-from racer.commands import generate
+from racer.commands.opening import open_engine
 from racer.text import render_chat
 from tests.racer.commands.conftest import Command
 from tests.racer.engine.helpers import Answer, decode
@@ -161,13 +161,12 @@ def test_nothing_decoded_has_no_mat(racer: Command, jsonl: Write) -> None:
 
 
 def test_start_up_does_not_count_as_decoding(racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = generate.open_engine
     now = 0.0
 
     def slow(*args: Any) -> Any:
         nonlocal now
         now += 1000.0
-        return opened(*args)
+        return open_engine(*args)
 
     def step(self: Engine) -> Any:
         nonlocal now
@@ -175,7 +174,7 @@ def test_start_up_does_not_count_as_decoding(racer: Command, jsonl: Write, monke
         return stepped(self)
 
     stepped = Engine.step
-    monkeypatch.setattr(generate, "open_engine", slow)
+    monkeypatch.setattr("racer.commands.generate.open_engine", slow)
     monkeypatch.setattr(Engine, "step", step)
     monkeypatch.setattr("time.perf_counter", lambda: now)
     done = racer("generate", "--prompt", "a", "--max-tokens", "4", "--drafts", "off")
