@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from deployments.logs import LOGGER
 
+_POLL_S = 0.5
 _FIELD = "loading"
 """Field of such a record in the log: the model's name."""
 
@@ -59,6 +61,23 @@ class Reports:
                 if _FIELD in record:
                     level = logging.getLevelNamesMapping()[record["levelname"]]
                     logger.log(level, "%s: %s", record[_FIELD], record["message"])
+
+    @contextmanager
+    def shown(self, logger: logging.Logger) -> Iterator[None]:
+        """Hand on as it comes, inside the block: who waits for an answer meanwhile need not look."""
+        ended = threading.Event()
+
+        def show() -> None:
+            while not ended.wait(_POLL_S):
+                self.hand_on(logger)
+
+        thread = threading.Thread(target=show, name="reports", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def _logs(self) -> list[Path]:
         return sorted(self._folder.glob("replica_*.log"))

@@ -76,8 +76,8 @@ def execute(args: argparse.Namespace) -> int:
         config = with_embedded_store(config, stack)
         ready, stopped = threading.Event(), threading.Event()
         reports = _start(config, args, stack, ready)
-        with notices():
-            _wait_until_ready(args, reports)
+        with notices(), reports.shown(_log):
+            _wait_until_ready(args)
         ready.set()
         _announce(config, args)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -197,7 +197,7 @@ def _start(config: AppConfig, args: argparse.Namespace, stack: ExitStack, ready:
     return reports
 
 
-def _wait_until_ready(args: argparse.Namespace, reports: Reports) -> None:
+def _wait_until_ready(args: argparse.Namespace) -> None:
     """Wait for ``/ready``; an application that fails to start is told at once."""
     from urllib.error import URLError
     from urllib.request import urlopen
@@ -206,7 +206,6 @@ def _wait_until_ready(args: argparse.Namespace, reports: Reports) -> None:
 
     deadline = time.monotonic() + args.ready_timeout_s
     while time.monotonic() < deadline:
-        reports.hand_on(_log)
         _raise_failure(serve.status())
         try:
             with urlopen(f"http://{_loopback(args.host)}:{args.port}/ready", timeout=60) as answer:

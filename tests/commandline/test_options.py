@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -42,6 +44,20 @@ def test_every_package_names_the_option(module: str, words: str, told: str, caps
     main = importlib.import_module(f"{module}.commands").main
     sentence = refusal(main, words.split(), capsys)
     assert sentence.startswith("error: there is ") and told.replace("P ", f"python -m {module} ") in sentence
+
+
+@pytest.mark.parametrize("module", ["racer", "datastore", "deployments", "loadtest", "k8s"])
+def test_help_loads_nothing_that_takes_seconds(module: str) -> None:
+    code = f"""
+import sys
+from {module}.commands import main
+try:
+    main(["--help"])
+finally:
+    print(sorted({{"torch", "transformers", "ray", "scipy", "numba", "locust", "pyarrow"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "[]", done
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

@@ -10,6 +10,7 @@ import pytest
 
 from deployments.logs import LOGGER
 from deployments.reports import Reports, reporting
+from tests.deployments.local import wait_until
 
 
 def test_reports_of_the_block_go_to_serves_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -49,6 +50,13 @@ def test_new_lines_are_handed_on_once_and_whole(tmp_path: Path, caplog: pytest.L
         file.write(half[20:])
     assert told() == [("WARNING", "tiny: measuring")]
     assert told() == []
+
+
+def test_they_are_shown_while_somebody_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with Reports(tmp_path).shown(logging.getLogger("racer.replicas")):
+        (tmp_path / "replica_a.log").write_text(line("compiling", loading="tiny"))
+        wait_until(lambda: caplog.messages == ["tiny: compiling"], "it is shown", 30)
 
 
 def test_a_folder_that_is_not_here_holds_no_reports(tmp_path: Path) -> None:
