@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from racer.draft.sources import NgramSource
     from racer.engine import Engine
 
-_REPEAT_S = 5.0
+_REPEAT_S = 15.0
 _CLEAR = "\r\x1b[K"
 
 

@@ -73,7 +73,10 @@ class ModelRunner:
         if not layers:
             return False
         try:
-            with told_if_slow(_log, "compiling the model's layers, once per machine"), many_versions():
+            with (
+                told_if_slow(_log, "compiling the model's layers, once per machine (some 20 seconds)"),
+                many_versions(),
+            ):
                 for rows in (WATCHED_ROWS, 1):
                     self._run_chain(rows)
                 expected = self._samples()
