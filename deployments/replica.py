@@ -18,6 +18,7 @@ from deployments.errors import ApiError, ConfigError
 from deployments.loading import load_engine
 from deployments.logs import LOGGER, log_request
 from deployments.metrics import ReplicaMetrics
+from deployments.reports import reporting
 from deployments.signals import Signals, signals_of
 from deployments.tenants import Tenants
 
@@ -37,7 +38,8 @@ class EngineReplica:
         self._app = AppConfig.model_validate(app)
         self._config = next(model for model in self._app.models if model.name == name)
         started = time.monotonic()
-        self.engine = load_engine(self._config)
+        with reporting(name):
+            self.engine = load_engine(self._config)
         engine = self.engine.engine
         self._tenants = Tenants(self._app.store, engine.tokenizer)
         self._answerer = Answerer(self.engine, self._app.limits.prompts, self._app.limits.choices)

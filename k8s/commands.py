@@ -10,20 +10,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from commandline import OneSentenceParser
 from k8s.checks import problems
 from k8s.generate import ROOT, write
 from k8s.render import RenderError, externals, render
-from racer.commands import OneSentenceParser
 
 OVERLAYS = ("dev", "gpu", "multi-gpu", "batch")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code."""
-    parser = OneSentenceParser(prog="python -m k8s", description="The manifests' own tools.", allow_abbrev=False)
+    parser = OneSentenceParser(prog="python -m k8s", description="The manifests' own tools.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("generate", help="write the generated parts of the manifests", allow_abbrev=False)
-    check = commands.add_parser("check", help="check that an overlay's objects fit each other", allow_abbrev=False)
+    commands.add_parser("generate", help="write the generated parts of the manifests")
+    check = commands.add_parser("check", help="check that an overlay's objects fit each other")
     check.add_argument("folder", nargs="*", type=Path, help="folders with a kustomization.yaml (default: all overlays)")
     try:
         args = parser.parse_args(argv)

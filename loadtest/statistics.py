@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 CONFIDENCE = 0.95
 
@@ -39,6 +38,8 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     mean = float(np.mean(values))
     if len(values) < 2:
         return Estimate(mean)
+    from scipy import stats  # takes seconds
+
     half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1)) * float(stats.sem(values))
     return Estimate(mean, mean - half, mean + half, len(values))
 

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FORBIDDEN = {
+    "commandline": {"torch", "ray", "redis", "racer", "datastore", "deployments", "loadtest", "k8s"},
     "racer": {"ray", "redis", "datastore", "deployments", "loadtest", "k8s"},
     "datastore": {"torch", "ray", "racer", "deployments", "loadtest", "k8s"},
     "deployments": {"loadtest", "k8s"},

@@ -11,8 +11,8 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from commandline import OneSentenceParser
 from datastore.errors import StoreError
 
 INTERRUPTED = 130
@@ -29,23 +29,13 @@ COMMANDS = {
 """Name of each command, and the module that runs it."""
 
 
-class OneSentenceParser(argparse.ArgumentParser):
-    """Reports a wrong option in one line, without the usage before it."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print ``message`` and exit 2."""
-        self.exit(2, f"error: {message} (try {self.prog} --help)\n")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """All commands with their options."""
-    parser = OneSentenceParser(
-        prog="python -m datastore", description="A store of n-grams that many engines share.", allow_abbrev=False
-    )
+    parser = OneSentenceParser(prog="python -m datastore", description="A store of n-grams that many engines share.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         command = importlib.import_module(f"datastore.commands.{module}")
-        sub = commands.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION, allow_abbrev=False)
+        sub = commands.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION)
         command.add_arguments(sub)
         sub.set_defaults(execute=command.execute)
     return parser

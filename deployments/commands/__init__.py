@@ -12,8 +12,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from commandline import OneSentenceParser
 from deployments.errors import ConfigError, DeploymentError
-from racer.commands import OneSentenceParser
 
 INTERRUPTED = 130
 COMMANDS = ("serve", "batch", "size")
@@ -21,13 +21,11 @@ COMMANDS = ("serve", "batch", "size")
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands with their options."""
-    parser = OneSentenceParser(
-        prog="python -m deployments", description="The engine as a service on Ray.", allow_abbrev=False
-    )
+    parser = OneSentenceParser(prog="python -m deployments", description="The engine as a service on Ray.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         command = importlib.import_module(f"deployments.commands.{name}")
-        sub = commands.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION, allow_abbrev=False)
+        sub = commands.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION)
         command.add_arguments(sub)
         sub.set_defaults(execute=command.execute)
     return parser

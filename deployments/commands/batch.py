@@ -151,6 +151,9 @@ def _answer(
     """Whether all was answered."""
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    # Ray's core calls it an error how Ray Data starts its workers, whose arguments lie in the object store: it lives as
+    # long as the run. The core writes to the terminal itself, whatever Python's logging says.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     start_ray(args.address, stack, object_store_memory=_OBJECT_STORE_BYTES)
     from deployments.batch.engine import EngineAnswerer, EngineSpec
     from deployments.batch.progress import Reporter

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from deployments.config import EMBEDDED, AppConfig, check_store_url, expand_environment, parse_config
 from deployments.errors import ConfigError, DeploymentError
 from deployments.files import CONFIGS, read_args
+from deployments.reports import Reports
+from racer.commands.opening import notices
 from racer.paths import cache_path
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ DESCRIPTION = (
     "Start the endpoint with the models of a configuration file (Ray Serve's form; without one: the demo model), wait "
     "until every model has decoded a token, and serve until Ctrl-C."
 )
+
+_log = logging.getLogger("racer.replicas")
 
 APP = "racer"
 STORE_URL = "RACER_STORE_URL"
@@ -73,8 +77,9 @@ def execute(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         config = with_embedded_store(config, stack)
         ready, stopped = threading.Event(), threading.Event()
-        _start(config, args, stack, ready)
-        _wait_until_ready(args)
+        reports = _start(config, args, stack, ready)
+        with notices(), reports.shown(_log):
+            _wait_until_ready(args)
         ready.set()
         _announce(config, args)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -169,7 +174,7 @@ def start_ray(address: str | None, stack: ExitStack, **options: Any) -> None:
         raise DeploymentError(f"Ray does not start ({str(error).strip().splitlines()[0]})") from error
 
 
-def _start(config: AppConfig, args: argparse.Namespace, stack: ExitStack, ready: threading.Event) -> None:
+def _start(config: AppConfig, args: argparse.Namespace, stack: ExitStack, ready: threading.Event) -> Reports:
     from ray import serve
 
     from deployments.app import build_app
@@ -182,13 +187,16 @@ def _start(config: AppConfig, args: argparse.Namespace, stack: ExitStack, ready:
     serve.start(http_options={"host": args.host, "port": args.port})
 
     def stop() -> None:
-        if args.address:
+        # Serve itself ends with a cluster of our own: serve.shutdown() waits for a call that its killed controller
+        # never answers, which Ray tells as a failure. Until all is ready nothing has to be finished, and a replica
+        # that is loading would be waited for.
+        if args.address or ready.is_set():
             serve.delete(APP)
-        elif ready.is_set():  # else there is nothing to finish, and a replica that is loading would be waited for
-            serve.shutdown()
 
     stack.callback(stop)
+    reports = Reports(Path(_log_folder()))
     serve.run_many([serve.RunTarget(app, APP, "/")], wait_for_applications_running=False)
+    return reports
 
 
 def _wait_until_ready(args: argparse.Namespace) -> None:

@@ -10,31 +10,21 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from commandline import OneSentenceParser
 from loadtest.errors import LoadTestError
 
 INTERRUPTED = 130
 COMMANDS = ("run", "workload", "sweep", "report", "plan")
 
 
-class OneSentenceParser(argparse.ArgumentParser):
-    """Tells a wrong option in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print ``message`` and exit 2."""
-        self.exit(2, f"error: {message} (try {self.prog} --help)\n")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """All commands with their options."""
-    parser = OneSentenceParser(
-        prog="python -m loadtest", description="Load tests and cost experiments over HTTP.", allow_abbrev=False
-    )
+    parser = OneSentenceParser(prog="python -m loadtest", description="Load tests and cost experiments over HTTP.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         command = importlib.import_module(f"loadtest.commands.{name}")
-        sub = commands.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION, allow_abbrev=False)
+        sub = commands.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION)
         command.add_arguments(sub)
         sub.set_defaults(execute=command.execute)
     return parser

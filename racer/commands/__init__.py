@@ -15,8 +15,8 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
 
+from commandline import OneSentenceParser
 from racer.commands import bench, generate, run
 from racer.commands.options import with_flags
 from racer.errors import RacerError, UserError
@@ -25,30 +25,15 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 
-class OneSentenceParser(argparse.ArgumentParser):
-    """Reports a wrong option in one line, without the usage before it."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse what is not known here: argparse leaves that to the parser above, whose help lists no such option."""
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
-
-    def error(self, message: str) -> NoReturn:
-        """Print ``message`` and exit 2."""
-        self.exit(2, f"error: {message} (try {self.prog} --help)\n")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """All commands with their options."""
     parser = OneSentenceParser(
-        prog="python -m racer", description="Decode with drafts: the model's own tokens, faster.", allow_abbrev=False
+        prog="python -m racer", description="Decode with drafts: the model's own tokens, faster."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (generate, bench, run):
         name = command.__name__.rpartition(".")[2]
-        sub = commands.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION, allow_abbrev=False)
+        sub = commands.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION)
         command.add_arguments(sub)
         sub.set_defaults(execute=command.execute)
     return parser

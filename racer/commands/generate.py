@@ -45,9 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat", action="store_true", default=False, help="put --prompt to the model as a chat message"
     )
-    parser.add_argument(
-        "--output", metavar="FILE.jsonl", default=argparse.SUPPRESS, help="write one line for each; overwritten"
-    )
+    parser.add_argument("--output", metavar="FILE.jsonl", default=argparse.SUPPRESS, help="write one line for each")
+    parser.add_argument("--overwrite", action="store_true", default=False, help="replace an output that exists")
     parser.add_argument("--json", action="store_true", default=False, help="print the output lines, not the text")
     add_store_options(parser)
     add_engine_options(parser, aliases={"max_running": "--concurrency"})
@@ -96,6 +95,7 @@ def _decode(
                 print("".join(output.text for output in outputs), end="", flush=True)
 
         if engine is not None:
+            total.begin()
             for conversation in converse(engine, _conversations(lines), values, watch):
                 total.add(conversation)
                 records.add(conversation.index, conversation.record())
@@ -110,12 +110,17 @@ class Totals:
     """What the whole run decoded, of so many ``lines``."""
 
     def __init__(self, lines: int) -> None:
-        self._started_s = time.perf_counter()
+        self._started_s = self._decoding_s = 0.0
         self._lines = lines
         self.done = self.failed = self.tokens = self.decided = self.steps = 0
 
+    def begin(self) -> None:
+        """All is loaded and compiled; the time until the last answer counts."""
+        self._started_s = time.perf_counter()
+
     def add(self, conversation: Conversation) -> None:
         """Count one conversation's answers."""
+        self._decoding_s = time.perf_counter() - self._started_s
         self.failed += conversation.error is not None
         self.done += conversation.error is None
         for answer in conversation.answers:
@@ -126,11 +131,11 @@ class Totals:
 
     def sentence(self) -> str:
         """One line of figures."""
-        elapsed_s = time.perf_counter() - self._started_s
         mat = self.decided / self.steps if self.steps else None
+        rate = self.tokens / self._decoding_s if self._decoding_s else None
         return (
             f"{self.done} done, {self.failed} failed, {plural(self.tokens, 'token')} in {plural(self.steps, 'step')}, "
-            f"MAT {number(mat, 2)}, {elapsed_s:.1f} s, {self.tokens / elapsed_s:.1f} tok/s"
+            f"MAT {number(mat, 2)}, {self._decoding_s:.1f} s, {number(rate, 1)} tok/s"
         )
 
     def interrupted(self, output: str | None) -> str:
@@ -162,7 +167,7 @@ def _sinks(args: argparse.Namespace, stack: ExitStack) -> list[Sink]:
     if "output" in args:
         if "input" in args:
             refuse_same_file(args.input, args.output)
-        sinks.append(stack.enter_context(OutputFile(args.output)).write)
+        sinks.append(stack.enter_context(OutputFile(args.output, overwrite=args.overwrite)).write)
     if args.json:
         sinks.append(print_line)
     elif not sinks and "input" in args:

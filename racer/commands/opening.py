@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from racer.draft.sources import NgramSource
     from racer.engine import Engine
 
-PATIENCE_S = 3.0
-_REPEAT_S = 5.0
+_REPEAT_S = 15.0
 _CLEAR = "\r\x1b[K"
 
 
@@ -96,7 +94,7 @@ def open_engine(
         loaded = load(config, ATTENTION)
         engine = Engine(config, loaded=loaded, source=attach(loaded.tokenizer) if attach is not None else None)
         if config.drafts is not Drafts.OFF:
-            _warm_up(engine)
+            engine.drafter.warm_up()
     print(describe(engine), file=sys.stderr, flush=True)
     return engine
 
@@ -130,13 +128,3 @@ def resolved(engine: Engine) -> dict[str, Any]:
 def dtype_name(engine: Engine) -> str:
     """The weights' dtype as the command line spells it."""
     return str(engine.loaded.dtype).removeprefix("torch.")
-
-
-def _warm_up(engine: Engine) -> None:
-    timer = threading.Timer(PATIENCE_S, logging.getLogger(__name__).info, ("compiling the draft kernels, once",))
-    timer.daemon = True
-    timer.start()
-    try:
-        engine.drafter.warm_up()
-    finally:
-        timer.cancel()

@@ -20,15 +20,19 @@ Sink = Callable[[Record], None]
 class OutputFile:
     """A JSON-lines file that is on disk up to the last line written.
 
-    An existing file is overwritten, but not before the first line is there: what it holds outlives a failed start.
+    With ``overwrite`` an existing file is replaced, but not before the first line is there: what it holds outlives a
+    failed start. A start that fails leaves no new file behind either.
 
     Raises:
-        InputError: the file cannot be opened or written; the message names it and says why.
+        InputError: the file exists, or cannot be opened or written; the message names it and says why.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, overwrite: bool) -> None:
         self._path = path
         self._fresh = False
+        self._made = not Path(path).exists()
+        if Path(path).is_file() and not overwrite:  # devices and pipes hold nothing to overwrite
+            raise InputError(f"--output {path}: exists; name another, or give --overwrite")
         try:
             self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115  # closed by __exit__
         except OSError as error:
@@ -45,11 +49,13 @@ class OutputFile:
         except OSError as problem:
             if kind is None:
                 raise self._sentence(problem) from problem
+        if self._made and not self._fresh:
+            Path(self._path).unlink(missing_ok=True)
 
     def write(self, record: Record) -> None:
         """Append one line."""
         try:
-            if not self._fresh and Path(self._path).is_file():  # devices and pipes hold nothing to overwrite
+            if not self._fresh and Path(self._path).is_file():
                 self._file.truncate(0)
             self._fresh = True
             self._file.write(as_line(record) + "\n")

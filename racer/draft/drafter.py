@@ -7,6 +7,7 @@ continuations it is handed, on nothing else.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +24,9 @@ from racer.draft.prior import PriorTable
 from racer.draft.reliability import Reliability
 from racer.draft.sources import Continuation, pool
 from racer.draft.tree import DraftTree
+from racer.patience import told_if_slow
+
+_log = logging.getLogger(__name__)
 
 BEST_MAX_NODES = 1 << 16
 """Automaton nodes a request may keep with the best-first tree, 40 bytes each: some 15,000 tokens of text."""
@@ -67,6 +71,10 @@ class Drafter:
 
     def warm_up(self) -> None:
         """Compile, or load from disk, every kernel, so that no request waits for it."""
+        with told_if_slow(_log, "compiling the draft kernels, once"):
+            self._call_everything()
+
+    def _call_everything(self) -> None:
         many = np.arange(400, dtype=np.int32)  # enough for every table to grow once
         rows = np.zeros((len(many), 1), np.int32), np.ones((len(many), 1), np.float32)
         for shape in TreeShape:

@@ -82,7 +82,7 @@ def _library() -> Path:
         return path
     if not compiler:
         raise RuntimeError("no C++ compiler was found; on Debian: apt-get install g++")
-    _log.info("compiling the matrix kernels, once per machine")
+    _log.info("compiling the matrix kernels, once per machine (some 15 seconds)")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import logging
-import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from typing import Any
 
 import transformers
+
+from racer.patience import told_if_slow
 
 logger = logging.getLogger(__name__)
 hf_logging: Any = transformers.utils.logging  # its functions bring no types
@@ -29,18 +30,14 @@ def quiet_libraries(doing: str = "") -> Iterator[None]:
         doing: logged once, at level INFO, if the block takes longer than ``PATIENCE_S``.
     """
     verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    timer = threading.Timer(PATIENCE_S, logger.info, args=("still %s", doing))
-    timer.daemon = True
-    if doing:
-        timer.start()
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        slow = told_if_slow(logger, f"still {doing}", PATIENCE_S) if doing else nullcontext()
+        with slow, warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        timer.cancel()
         hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()

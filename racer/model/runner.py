@@ -19,6 +19,7 @@ from racer.model.layout import Segment, StepLayout
 from racer.model.native import load_kernels
 from racer.model.packed import pack_linears, siblings
 from racer.model.replay import WATCHED_ROWS, NotRepeatableError
+from racer.patience import told_if_slow
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +73,10 @@ class ModelRunner:
         if not layers:
             return False
         try:
-            with many_versions():
+            with (
+                told_if_slow(_log, "compiling the model's layers, once per machine (some 20 seconds)"),
+                many_versions(),
+            ):
                 for rows in (WATCHED_ROWS, 1):
                     self._run_chain(rows)
                 expected = self._samples()

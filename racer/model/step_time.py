@@ -44,7 +44,7 @@ def model_step_curve(loaded: LoadedModel, runner: ModelRunner, max_running: int,
     with one_at_a_time(path):  # together they would measure each other
         curve = load_curve(path)
         if curve is None:
-            _log.info("measuring step times, once per model and machine")
+            _log.info("measuring step times, once per model and machine (some %d seconds)", round(_LIMIT_S))
             curve = measure_curve(_dummy_step(runner, k), max_running, runner.pool.places)
             try:
                 save_curve(path, curve)

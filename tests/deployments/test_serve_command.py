@@ -81,6 +81,7 @@ def test_one_command_serves_and_ctrl_c_ends_it(tmp_path: Path, free_port: int) -
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         told = process.stderr.read()
+        assert process.stdout.read() == ""  # Ray tells there what fails
         assert "ready:" in told and told.rstrip().endswith("stopping") and "Traceback" not in told
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "all have ended", 30)
     finally:

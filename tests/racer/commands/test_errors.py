@@ -55,7 +55,8 @@ def test_a_wrong_store_is_told_before_a_model_is_loaded(
 
 def test_a_wrong_store_costs_no_earlier_output(racer: Command, jsonl: Write, tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("kept")
-    done = racer("generate", "--input", jsonl({"prompt": "a"}), "--output", str(tmp_path / "out.jsonl"), "--store", "x")
+    output = ("--output", str(tmp_path / "out.jsonl"), "--overwrite")
+    done = racer("generate", "--input", jsonl({"prompt": "a"}), *output, "--store", "x")
     refused(done, "store 'x': use a URL that begins with")
     assert (tmp_path / "out.jsonl").read_text() == "kept"
     assert "store" in racer("bench", "--data", jsonl({"prompt": "a"}), "--store", "htp://x", model="/none").err
@@ -122,8 +123,8 @@ def test_value_out_of_range(racer: Command, command: tuple[str, ...], option: st
             ("--cache-bytes", "999999999999999"),
             ("key-value cache of 9999999", "cannot be had on cpu", "set --cache-bytes lower"),
         ),
-        (("--colour",), ("unrecognized arguments: --colour (try python -m racer generate --help)",)),
-        (("--budge", "3"), ("unrecognized arguments: --budge",)),
+        (("--colour",), ("there is no option --colour (try python -m racer generate --help)",)),
+        (("--budge", "3"), ("there is no option --budge, did you mean --budget?",)),
     ],
 )
 def test_generate_options(racer: Command, options: tuple[str, ...], parts: tuple[str, ...]) -> None:
@@ -150,7 +151,7 @@ def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     refused(Done(2, *capsys.readouterr()), "COMMAND")
     assert main(["--colour", "run"]) == 2
-    refused(Done(2, *capsys.readouterr()), "unrecognized arguments: --colour (try python -m racer --help)")
+    refused(Done(2, *capsys.readouterr()), "there is no option --colour (try python -m racer --help)")
 
 
 def test_output_that_cannot_be_written(
@@ -242,7 +243,7 @@ sys.exit(f"loaded {heavy}" if heavy else code)
         (0, ("generate", "--help"), "--temperature"),
         (0, ("bench", "--help"), "--limit-per-category"),
         (0, ("run", "--help"), "--prompt"),
-        (2, ("generate", "--prompt", "x", "--colour"), "unrecognized"),
+        (2, ("generate", "--prompt", "x", "--colour"), "no option --colour"),
         (2, ("run", "--top-p", "2"), "--top-p"),
         (2, ("generate", "--prompt", "x", "--max-tokens", "3", "--min-tokens", "5"), "exceeds"),
         (2, ("generate", "--input", "/no/such.jsonl"), "cannot be read"),
@@ -279,6 +280,21 @@ def test_stdout_full_or_closed(chat_folder: Path, jsonl: Write) -> None:
 def test_a_failed_start_leaves_an_existing_output_alone(racer: Command, jsonl: Write, tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
     kept.write_text("results of yesterday\n")
-    done = racer("generate", "--model", "no-such-model", "--input", jsonl({"prompt": "x"}), "--output", str(kept))
-    assert done.code == 2 and "no-such-model" in done.err
+    words = ("generate", "--input", jsonl({"prompt": "x"}), "--output", str(kept))
+    done = racer(*words, "--overwrite", model="/no/such/model")
+    assert done.code == 2 and "/no/such/model" in done.err
     assert kept.read_text() == "results of yesterday\n"
+    kept.unlink()
+    assert racer(*words, model="/no/such/model").code == 2
+    assert not kept.exists()  # else the next try would be refused
+
+
+def test_an_existing_output_is_replaced_on_demand_only(racer: Command, jsonl: Write, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("results of yesterday\n")
+    words = ("generate", "--input", jsonl({"prompt": "x"}), "--output", str(kept), "--max-tokens", "2")
+    refused(racer(*words), f"error: --output {kept}: exists; name another, or give --overwrite")
+    assert kept.read_text() == "results of yesterday\n"
+    assert racer(*words, "--overwrite").code == 0
+    assert [len(json.loads(line)["token_ids"]) for line in kept.read_text().splitlines()] == [2]
+    assert racer(*words[:4], "/dev/null", "--max-tokens", "2").code == 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from racer import Engine, Request, SamplingParams
+from racer.commands.opening import open_engine
 from racer.text import render_chat
 from tests.racer.commands.conftest import Command
 from tests.racer.engine.helpers import Answer, decode
@@ -157,6 +158,29 @@ def test_nothing_decoded_has_no_mat(racer: Command, jsonl: Write) -> None:
     assert "1 token in 0 steps, MAT -, " in done.err
     (turns,) = racer("generate", "--input", jsonl({"turns": ["a", "b"]}), "--max-tokens", "1", "--json").records
     assert turns["mat"] == [None, None]
+
+
+def test_start_up_does_not_count_as_decoding(racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def slow(*args: Any) -> Any:
+        nonlocal now
+        now += 1000.0
+        return open_engine(*args)
+
+    def step(self: Engine) -> Any:
+        nonlocal now
+        now += 0.5
+        return stepped(self)
+
+    stepped = Engine.step
+    monkeypatch.setattr("racer.commands.generate.open_engine", slow)
+    monkeypatch.setattr(Engine, "step", step)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    done = racer("generate", "--prompt", "a", "--max-tokens", "4", "--drafts", "off")
+    assert done.err.splitlines()[-1].endswith(", 2.0 s, 2.0 tok/s")
+    nothing = racer("generate", "--input", jsonl("{}"))
+    assert nothing.err.splitlines()[-1] == "0 done, 1 failed, 0 tokens in 0 steps, MAT -, 0.0 s, - tok/s"
 
 
 def test_answer_has_a_length_cap_that_fits_the_context(racer: Command) -> None:

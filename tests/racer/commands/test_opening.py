@@ -38,7 +38,7 @@ def test_elsewhere_counting_on_is_told_every_few_seconds(monkeypatch: pytest.Mon
     report(handler, "1 of 9", "2 of 9", "converting")
     now += 1
     report(handler, "converting", "3 of 9")
-    now += 6
+    now += 16
     report(handler, "4 of 9")
     handler.close()
     assert stream.getvalue().splitlines() == ["1 of 9", "converting", "3 of 9", "4 of 9"]
