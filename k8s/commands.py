@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from commandline import OneSentenceParser
 from k8s.checks import problems
 from k8s.generate import ROOT, write
 from k8s.render import RenderError, externals, render
+from racer.commandline import OneSentenceParser
 
 OVERLAYS = ("dev", "gpu", "multi-gpu", "batch")
 

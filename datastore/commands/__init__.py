@@ -12,8 +12,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from commandline import OneSentenceParser
 from datastore.errors import StoreError
+from racer.commandline import OneSentenceParser
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141

@@ -12,8 +12,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from commandline import OneSentenceParser
 from deployments.errors import ConfigError, DeploymentError
+from racer.commandline import OneSentenceParser
 
 INTERRUPTED = 130
 COMMANDS = ("serve", "batch", "size")

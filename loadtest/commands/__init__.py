@@ -11,8 +11,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from commandline import OneSentenceParser
 from loadtest.errors import LoadTestError
+from racer.commandline import OneSentenceParser
 
 INTERRUPTED = 130
 COMMANDS = ("run", "workload", "sweep", "report", "plan")

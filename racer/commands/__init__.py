@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from commandline import OneSentenceParser
+from racer.commandline import OneSentenceParser
 from racer.commands import bench, generate, run
 from racer.commands.options import with_flags
 from racer.errors import RacerError, UserError

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from racer.draft.tree import DraftTree
 from racer.types import Source
 
+
 @dataclass(frozen=True)
 class Walk:
     """``path``: accepted nodes, the root first. ``finished``: the last token decided ended the answer."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from commandline import OneSentenceParser
+from racer.commandline import OneSentenceParser
 
 
 def refusal(main: Callable[[Sequence[str]], object], words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
