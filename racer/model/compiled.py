@@ -20,6 +20,9 @@ _OPTIONS: dict[str, bool] = {
     "emulate_precision_casts": True,  # round where the model's own code rounds: its text, at every near tie it can be
     "size_asserts": False,  # shapes are the compiler's own; checking them costs a tenth of a layer's Python
     "fx_graph_cache": True,
+    # Instructions are those that the processor says it has. To try first whether the compiler knows each of them takes
+    # as long as to compile a layer, and some seconds at every start; one that does not know them compiles nothing.
+    "cpp.vec_isa_ok": True,
 }
 
 _log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -267,15 +268,23 @@ def test_scales_with_load_from_zero_and_back(endpoint: Endpoint) -> None:
     assert ask(max_tokens=4)
     seen: list[int] = []
 
-    async def load() -> list[httpx.Response]:
+    async def keep_asking(http: httpx.AsyncClient, seed: int) -> list[int]:
+        statuses = []
+        while max(seen, default=0) < 2:
+            body = BODY | {"max_tokens": 60, "ignore_eos": True, "seed": seed}
+            statuses.append((await http.post("/v1/completions", json=body)).status_code)
+        return statuses
+
+    async def load() -> list[int]:
         async with httpx.AsyncClient(base_url=ROOT, timeout=200) as http:
-            body = BODY | {"max_tokens": 200, "ignore_eos": True}
-            tasks = [asyncio.create_task(http.post("/v1/completions", json=body | {"seed": i})) for i in range(24)]
+            tasks = [asyncio.create_task(keep_asking(http, seed)) for seed in range(24)]
+            deadline = time.monotonic() + 120
             while not all(task.done() for task in tasks):
                 seen.append(await asyncio.to_thread(endpoint.running))
+                assert time.monotonic() < deadline, "a second replica does not come"
                 await asyncio.sleep(0.5)
-            return await asyncio.gather(*tasks)
+            return [status for statuses in await asyncio.gather(*tasks) for status in statuses]
 
-    assert {answer.status_code for answer in asyncio.run(load())} == {200}
+    assert set(asyncio.run(load())) == {200}
     assert max(seen) == 2
     wait_until(lambda: endpoint.running() == 0, "idle, none runs", 90)

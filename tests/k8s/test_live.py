@@ -4,6 +4,8 @@ puts them, on nodes as their groups are, with the Redis pods' own configurations
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from deployments.config import ModelConfig
 from k8s.checks.world import quantity, ray_groups
 from k8s.dashboard import PANELS
 from tests.k8s.conftest import Overlay
@@ -31,9 +34,20 @@ def cluster(overlay: Get, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """A cluster on which all three run: the dev overlay's as it is, those for GPUs with the demo model."""
     folder = tmp_path_factory.mktemp("pods")
     overlays = [overlay(name) for name in ("dev", "gpu", "multi-gpu")]
+    fill_caches(serve_config(overlays[0]))
     with LocalCluster(overlays, folder) as cluster:
         cluster.deploy(serve_config(overlays[0]), *(with_demo_model(one, folder) for one in overlays[1:]))
         yield cluster
+
+
+def fill_caches(config: dict[str, Any]) -> None:
+    """What a model's first start computes once, before a whole cluster wants the same two processors."""
+    (application,) = config["applications"]
+    (model,) = (ModelConfig.model_validate(values) for values in application["args"]["models"])
+    code = "import sys; from deployments.config import ModelConfig; from deployments.loading import load_engine; "
+    code += "load_engine(ModelConfig.model_validate_json(sys.argv[1])).close()"
+    threads = {"OMP_NUM_THREADS": str(model.replica_threads)}
+    subprocess.run([sys.executable, "-c", code, model.model_dump_json()], env=os.environ | threads, check=True)
 
 
 def with_demo_model(overlay: Overlay, folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 def test_replicas_follow_the_users_and_no_request_is_lost(tmp_path: Path, free_port: int) -> None:
     out = tmp_path / "out"
-    steps = [{"users": 1, "seconds": 2}, {"users": 40, "seconds": 14}, {"users": 1, "seconds": 12}]
+    steps = [{"users": 1, "seconds": 2}, {"users": 40, "seconds": 12}, {"users": 1, "seconds": 8}]
     with scaling_service(free_port, 4, target_running=8, upscale_delay_s=1.0, downscale_delay_s=2.0) as url:
         grid = {
             "servers": {"scripted": {"url": url}},

@@ -139,7 +139,9 @@ def address() -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_interrupted_killed_and_resumed(address: str, tmp_path: Path, tiny_folder: Path) -> None:
+def test_interrupted_killed_and_resumed(
+    address: str, tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output, parts = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts"
     source = write_lines(tmp_path / "in.jsonl", [batch_line(name, name, model="tiny") for name in IDS])
     engine = {"model": str(tiny_folder), "prior": False, "compile": False, "budget": 4, "max_running": 2}
@@ -169,8 +171,9 @@ def test_interrupted_killed_and_resumed(address: str, tmp_path: Path, tiny_folde
     }
     assert not output.exists()
 
-    other = run(*words, "--resume", "--body", json.dumps(body | {"max_tokens": 5}))
-    assert other.returncode == 2 and "body was" in other.stderr and other.stderr.count("\n") == 1
+    assert main(["batch", *map(str, words), "--resume", "--body", json.dumps(body | {"max_tokens": 5})]) == 2
+    told = capsys.readouterr().err
+    assert "body was" in told and told.count("\n") == 1
 
     with begun("--resume", "--body", json.dumps(body)) as process:
         process.send_signal(signal.SIGKILL)
@@ -188,8 +191,8 @@ def test_interrupted_killed_and_resumed(address: str, tmp_path: Path, tiny_folde
     assert summary["accepted"]["store"] > 0  # what the others said drafts
     assert not parts.exists() and not (tmp_path / "out.errors.jsonl").exists()
 
-    again = run(*words, "--resume", "--body", json.dumps(body))
-    assert again.returncode == 0 and "complete already" in again.stderr
+    assert main(["batch", *map(str, words), "--resume", "--body", json.dumps(body)]) == 0
+    assert "complete already" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor import cpu_vec_isa
 
 from racer import Engine, EngineConfig, Request, SamplingParams
 from racer.model import compiled
@@ -65,6 +66,25 @@ def test_blocks_are_those_that_hold_attention() -> None:
     attention = [module for module in model.modules() if type(module).__name__.endswith("Attention")]
     assert repeated_blocks(model, attention) == list(model.get_submodule("gpt_neox.layers").children())
     assert repeated_blocks(nn.Linear(2, 2), attention) == []
+
+
+def test_no_time_goes_into_trying_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the processor has is told by the processor."""
+    tried: list[str] = []
+    build = cpu_vec_isa.VecISA.check_build
+
+    def recorded(isa: cpu_vec_isa.VecISA, code: str) -> bool:
+        tried.append(code)
+        return build(isa, code)
+
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", recorded)
+    monkeypatch.setitem(compiled._OPTIONS, "fx_graph_cache", False)
+    known = [type(isa).__bool__ for isa in cpu_vec_isa.supported_vec_isa_list]
+    for cached in (cpu_vec_isa.valid_vec_isa_list, cpu_vec_isa.VecISA._VecISA__bool__impl, *known):  # type: ignore[attr-defined]
+        getattr(cached, "cache_clear", int)()
+    made = torch.compile(lambda x: (x + 1).cos(), backend=compiled._backend)(torch.ones(64))
+    assert made.allclose(torch.full((64,), 2.0).cos())
+    assert cpu_vec_isa.VecISA._avx_code not in tried
 
 
 def test_without_a_compiler_layers_run_as_written(
