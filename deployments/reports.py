@@ -6,10 +6,11 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from deployments.logs import LOGGER
+from racer.commands.opening import reports_to
 
 _POLL_S = 0.5
 _FIELD = "loading"
@@ -25,18 +26,9 @@ class _Forward(logging.Handler):
         logging.getLogger(LOGGER).log(record.levelno, "%s", record.getMessage(), extra={_FIELD: self._model})
 
 
-@contextmanager
-def reporting(model: str) -> Iterator[None]:
+def reporting(model: str) -> AbstractContextManager[None]:
     """Inside the block, what the engine reports goes to Serve's log."""
-    logger, handler = logging.getLogger("racer"), _Forward(model)
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+    return reports_to(_Forward(model))
 
 
 class Reports:

@@ -92,6 +92,8 @@ def plan_step(
 
 
 _LEAST_REACH = 4
+_MARGIN = 4.0
+"""How much less than the least likely node that paid a node may promise and still be proposed."""
 _MEMORY_STEPS = 20
 _PROBE_SHARE = 0.004
 _PROBE_EVERY = 16
@@ -117,6 +119,7 @@ class BudgetController:
         self.max_budget = max_budget
         self._reliability = reliability
         self._reach = float(max_budget)
+        self._least_prob = 0.0
         self._tokens, self._plain_tokens = 0.0, 0.0
         self._credit = 0.0
         self._since_probe = 0
@@ -132,6 +135,11 @@ class BudgetController:
         Twice the largest tree of the latest steps. None but the root for a while, after steps in which no node paid.
         """
         return 1 if self._pause else min(self.max_budget, max(_LEAST_REACH, int(2 * self._reach)))
+
+    @property
+    def least_prob(self) -> float:
+        """Nodes that promise less need not be proposed: those that paid lately promised far more."""
+        return self._least_prob
 
     def choose(self, trees: Sequence[DraftTree], fixed_tokens: int = 0, fixed_requests: int = 0) -> list[int]:
         """Nodes of each tree to verify, root included: it is to be cut to that prefix. Call it once a step.
@@ -157,11 +165,18 @@ class BudgetController:
         self._reach = max(0.9 * self._reach, max(sizes))
         if fixed_tokens:
             return sizes
+        self._follow_price(trees, sizes)
         self._in_vain = 0 if best else self._in_vain + 1
         if self._in_vain >= _VAIN_STEPS:
             self._pause = min(self._in_vain // _VAIN_STEPS, _LONGEST_PAUSE)
         self._remember(float(plan.gain[best]), plan.requests * float(plan.ms[best] / plan.ms[0]))
         return plan.sizes(self._probed(plan, best))
+
+    def _follow_price(self, trees: Sequence[DraftTree], sizes: Sequence[int]) -> None:
+        """What a node must promise to pay differs with load and machine: down at once, up slowly."""
+        paid = [float(tree.probs[1:size].min()) for tree, size in zip(trees, sizes, strict=True) if size > 1]
+        least = min(paid) if paid else max(float(tree.probs[1:].max()) for tree in trees if len(tree) > 1)
+        self._least_prob = min(least / _MARGIN, self._least_prob / 0.9 if self._least_prob else 1.0)
 
     def _probs(self, trees: Sequence[DraftTree]) -> list[Floats]:
         sources = np.concatenate([tree.sources[1:] for tree in trees])

@@ -43,12 +43,16 @@ class StepDrafts:
         """
         limits = {sequence: self._limit(sequence, budget) for sequence in sequences}
         found = self._lookup([sequence for sequence, limit in limits.items() if limit > 1])
-        trees = {sequence: _tree(sequence, limit, found.get(sequence, ())) for sequence, limit in limits.items()}
-        if budget != "auto" or self._controller is None:
+        controller = self._controller if budget == "auto" else None
+        least_prob = controller.least_prob if controller is not None else 0.0
+        trees = {
+            sequence: _tree(sequence, limit, found.get(sequence, ()), least_prob) for sequence, limit in limits.items()
+        }
+        if controller is None:
             return trees
         chosen = [sequence for sequence in sequences if _ordered(sequence)]
         fixed = prefill_tokens + sum(len(tree) for sequence, tree in trees.items() if not _ordered(sequence))
-        sizes = self._controller.choose(
+        sizes = controller.choose(
             [trees[sequence] for sequence in chosen], fixed, prefilling + len(trees) - len(chosen)
         )
         for sequence, size in zip(chosen, sizes, strict=True):
@@ -87,10 +91,10 @@ class StepDrafts:
         return found
 
 
-def _tree(sequence: Sequence, limit: int, continuations: SequenceOf[Continuation]) -> DraftTree:
+def _tree(sequence: Sequence, limit: int, continuations: SequenceOf[Continuation], least_prob: float) -> DraftTree:
     if sequence.drafts is None:
         return DraftTree.root_only(sequence.tokens[-1])
-    return sequence.drafts.propose(limit, continuations, max_depth=sequence.remaining - 1)
+    return sequence.drafts.propose(limit, continuations, max_depth=sequence.remaining - 1, least_prob=least_prob)
 
 
 def _ordered(sequence: Sequence) -> bool:

@@ -115,7 +115,10 @@ class IncrementalDetokenizer:
         if final <= self._released:
             return ""
         piece = text[self._released : final]
-        self._slide(held=len(text) - final)
+        if final == len(text) and len(self._window) <= _CONTEXT_TOKENS:
+            self._context, self._released = len(self._window), final
+        else:
+            self._slide(held=len(text) - final)
         return piece
 
     def _slide(self, held: int) -> None:

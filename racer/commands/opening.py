@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from racer.commands.wording import plural
@@ -61,9 +61,9 @@ class Notices(logging.Handler):
 
 
 @contextmanager
-def notices() -> Iterator[None]:
-    """Show the package's reports on stderr inside the block."""
-    logger, handler = logging.getLogger("racer"), Notices(sys.stderr)
+def reports_to(handler: logging.Handler) -> Iterator[None]:
+    """What the package reports goes to ``handler`` too inside the block, which closes it."""
+    logger = logging.getLogger("racer")
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -73,6 +73,11 @@ def notices() -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         handler.close()
+
+
+def notices() -> AbstractContextManager[None]:
+    """Show the package's reports on stderr inside the block."""
+    return reports_to(Notices(sys.stderr))
 
 
 def open_engine(

@@ -41,11 +41,12 @@ def _follow_pool(known: Known, pooled: int, token: int) -> int:
 
 @leaf
 def _offer_children(
-    frontier: Frontier, room: int, mix: Mix, size: int, node: int, prob: float, key: float, vocab_size: int
+    frontier: Frontier, room: int, mix: Mix, size: int, node: int, prob: float, key: float, limits: Limits
 ) -> None:
     for i in range(size):
         token, conditional = int(mix.tokens[i]), float(mix.probs[i])
-        if 0 <= token < vocab_size and conditional > 0.0:
+        likely = conditional > 0.0 and prob * conditional >= limits.least_prob
+        if likely and 0 <= token < limits.vocab_size:
             offer(frontier, room, key * conditional, token, node, prob * conditional, int(mix.sources[i]))
 
 
@@ -82,7 +83,7 @@ def grow_best(tail: Ints, arrays: Arrays, params: MixtureParams, limits: Limits)
         if depth < limits.max_depth:
             found = mix_children(mix, known, params, states[node], int(pooled[node]), depth, lasts[node])
             key = float(keys[node] * params.damping)
-            _offer_children(frontier, budget - size, mix, found, node, float(nodes.probs[node]), key, limits.vocab_size)
+            _offer_children(frontier, budget - size, mix, found, node, float(nodes.probs[node]), key, limits)
         slot = take_best(frontier)
         if slot < 0:
             break

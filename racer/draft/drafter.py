@@ -188,19 +188,24 @@ class RequestDrafts:
         update_tree(self.latest, self.pairs, tree.tokens, tree.parents, self._before_root, accepted, tops, probs)
 
     def propose(
-        self, budget: int, continuations: Sequence[Continuation] = (), max_depth: int | None = None
+        self,
+        budget: int,
+        continuations: Sequence[Continuation] = (),
+        max_depth: int | None = None,
+        least_prob: float = 0.0,
     ) -> DraftTree:
         """A tree of at most ``budget`` nodes, root included, and at most ``max_depth`` tokens below the root.
 
         ``continuations``: what a store knows for the request's newest tokens. Nodes of the best-first tree come most
-        likely first, so that any prefix of the arrays is the best tree of that size.
+        likely first, so that any prefix of the arrays is the best tree of that size; it has none less likely than
+        ``least_prob``.
         """
         root = self.root
         self._before_root = int(self._tail[-2])
         if self.drafts is Drafts.OFF or budget <= 1 or max_depth == 0:
             return DraftTree.root_only(root)
         self._catch_up()
-        limits = Limits(budget, _ENDLESS if max_depth is None else max_depth, self._drafter.vocab_size)
+        limits = Limits(budget, _ENDLESS if max_depth is None else max_depth, self._drafter.vocab_size, least_prob)
         arrays = self._arrays(continuations)
         if self._best:
             return DraftTree(*grow_best(self._tail, arrays, self._drafter.params, limits))

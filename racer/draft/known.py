@@ -79,8 +79,12 @@ def known_of(arrays: Arrays) -> Known:
 
 
 class Limits(NamedTuple):
-    """Bounds of one draft: nodes (root included), path length in tokens below the root, and the vocabulary."""
+    """Bounds of one draft: nodes (root included), path length in tokens below the root, and the vocabulary.
+
+    ``least_prob``: no node of the best-first tree is less likely.
+    """
 
     budget: int
     max_depth: int
     vocab_size: int
+    least_prob: float

@@ -46,6 +46,14 @@ class Grown:
     true: Floats
     conditional: Floats
 
+    def likely(self, least_prob: float) -> Grown:
+        """The tree as it grows where nodes that promise less than ``least_prob`` are left out."""
+        kept = self.tree.probs >= least_prob
+        new, tree = np.cumsum(kept) - 1, self.tree
+        parents = np.where(tree.parents[kept] < 0, -1, new[tree.parents[kept]]).astype(np.int32)
+        cut = DraftTree(tree.tokens[kept], parents, tree.depths[kept], tree.sources[kept], tree.probs[kept])
+        return Grown(cut, self.true[kept], self.conditional[kept])
+
     def fails(self) -> Grown:
         """The same tree where the model wants something else."""
         nothing = np.zeros(len(self.true))
@@ -138,13 +146,14 @@ class Machine:
         tokens = ms = 0.0
         sums, sizes_ms = np.zeros(NODES), regime.true_ms(regime.requests * np.arange(1.0, NODES + 1), regime.requests)
         for _ in range(steps):
-            drafts = [regime.drafts[i] for i in self._rng.integers(0, len(regime.drafts), regime.requests)]
-            limit = self.controller.limit
+            whole = [regime.drafts[i] for i in self._rng.integers(0, len(regime.drafts), regime.requests)]
+            limit, least_prob = self.controller.limit, self.controller.least_prob
+            drafts = [one.likely(least_prob) for one in whole]
             sizes = self.controller.choose([one.tree.prefix(limit) for one in drafts])
             step_ms = float(regime.true_ms(np.array([float(sum(sizes))]), regime.requests)[0])
             tokens += sum(float(one.true[:size].sum()) for one, size in zip(drafts, sizes, strict=True))
             ms += step_ms
-            sums += np.sum([one.true.cumsum() for one in drafts], axis=0)
+            sums += np.sum([one.true.cumsum() for one in whole], axis=0)
             noise = float(self._rng.lognormal(0.0, self._noise))
             self.controller.step_times.observe(sum(sizes), regime.requests, step_ms * noise)
             for one, size in zip(drafts, sizes, strict=True):

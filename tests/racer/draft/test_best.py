@@ -217,6 +217,20 @@ def test_any_prefix_is_the_best_tree_of_that_size(seed: int, budget: int) -> Non
         assert np.array_equal(getattr(part, name), getattr(whole, name)[: len(part)])
 
 
+@given(st.integers(0, 10_000), st.sampled_from([0.01, 0.05, 0.2]))
+@settings(max_examples=40, deadline=None)
+def test_no_node_is_less_likely_than_asked_for(seed: int, least_prob: float) -> None:
+    case = make_case(seed)
+    request = case.opened()
+    whole = request.propose(1000, case.found)
+    likely = whole.probs >= least_prob
+    cut = request.propose(1000, case.found, least_prob=least_prob)
+    kept = whole.tokens[likely].tolist()  # unlikely nodes leave no room in the whole tree for those that come late
+    assert cut.tokens.tolist()[: len(kept)] == kept
+    assert (cut.probs >= least_prob).all()
+    cut.check_integrity()
+
+
 @given(st.integers(0, 10_000))
 @settings(max_examples=40, deadline=None)
 def test_siblings_share_at_most_their_parents_probability(seed: int) -> None:
