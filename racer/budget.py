@@ -92,7 +92,7 @@ def plan_step(
 
 
 _LEAST_REACH = 4
-_MARGIN = 4.0
+_MARGIN = 8.0
 """How much less than the least likely node that paid a node may promise and still be proposed."""
 _MEMORY_STEPS = 20
 _PROBE_SHARE = 0.004
@@ -147,7 +147,10 @@ class BudgetController:
         ``fixed_tokens`` of ``fixed_requests`` are in the step whatever is chosen.
         """
         if all(len(tree) == 1 for tree in trees):
-            self._pause = max(0, self._pause - 1)
+            if self._pause:
+                self._pause -= 1
+            else:
+                self._least_prob *= 0.9  # what is never proposed is never seen to pay
             if trees and not fixed_tokens:
                 self._remember(len(trees), len(trees))
                 self._credit = min(1.0, self._credit + _PROBE_SHARE)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from racer.draft.tree import DraftTree
+from racer.types import Source
 from tests.racer.budget.world import Machine, Regime, TrueMs, compute_bound, grow_many, measured, memory_bound, steppy
 
 OPTIMISTIC, HONEST, PESSIMISTIC = 0.5, 1.0, 2.0
@@ -75,3 +77,18 @@ def test_drafts_that_nobody_accepts_are_given_up() -> None:
     machine, regime = Machine(measured(compute_bound)), Regime(compute_bound, 16, worthless)
     machine.run(regime, 50)
     assert machine.run(regime, 300).against_plain > 0.985
+
+
+def test_nodes_that_promise_little_are_proposed_again_when_nothing_else_is() -> None:
+    """After a stretch of sure drafts; what is not proposed could never bring the bound down by paying."""
+    controller = Machine(measured(memory_bound)).controller
+    sure = DraftTree(
+        np.array([1, 2], np.int32), np.array([-1, 0], np.int32), np.array([0, 1], np.int32),
+        np.array([Source.ROOT, Source.RETRIEVAL], np.uint8), np.array([1.0, 0.96], np.float32),
+    )  # fmt: skip
+    for _ in range(60):
+        controller.choose([sure])
+    assert controller.least_prob == pytest.approx(0.12)
+    for _ in range(40):
+        controller.choose([DraftTree.root_only(1)])
+    assert controller.least_prob < 0.01
