@@ -49,6 +49,12 @@ struct alignas(64) TileConfig {
     bytes[tile] = count ? 64 : 0;
     rows[tile] = static_cast<uint8_t>(count);
   }
+
+  // GCC's intrinsic says that it reads the first eight bytes only; the others must have been written too.
+  void load() const {
+    asm volatile("" : : "m"(*this));
+    _tile_loadconfig(this);
+  }
 };
 
 __m512 widen16(const Half* from) {
@@ -72,7 +78,7 @@ void configure_product(int64_t rows) {
   for (int tile : {0, 1, 4}) config.set(tile, first);
   for (int tile : {2, 3, 5}) config.set(tile, second);
   for (int tile : {6, 7}) config.set(tile, kTile);
-  _tile_loadconfig(&config);
+  config.load();
 }
 
 // What of a weight to ask the memory for during a block of rows: at each step these lines of 64 bytes.
@@ -81,14 +87,14 @@ struct Fetch {
   int64_t lines;
 };
 
-// Block `pass` of `passes` blocks of rows meets a packed block. Up to two ask for this block's own next steps. More ask
-// for the next block, each for its share, so that the memory is not idle while sums are made; the first block that a
+// Block `pass` of `passes` blocks of rows meets a packed block. A single one asks for this block's own next steps. More
+// ask for the next block, each for its share, so that the memory is not idle while sums are made; the first block that a
 // thread meets was asked for by nobody.
 Fetch fetch_of(int64_t pass, int64_t passes, bool first, bool last, const Half* block, int64_t depth) {
   constexpr int64_t lines = kStep / 64;
   const char* own = reinterpret_cast<const char*>(block);
-  if (pass == 0 && (first || passes <= 2)) return {own + kAhead, lines};
-  if (last || passes <= 2) return {own, 0};
+  if (pass == 0 && (first || passes == 1)) return {own + kAhead, lines};
+  if (last || passes == 1) return {own, 0};
   const int64_t sharing = passes - first, share = (lines + sharing - 1) / sharing;
   const int64_t start = std::min((pass - first) * share, lines);
   return {own + depth * kColumns * sizeof(Half) + 64 * start, std::min(share, lines - start)};
@@ -111,9 +117,9 @@ void product_block(const Half* x, const Half* block, const Half* bias, Half* y, 
     for (int64_t line = 0; line < fetch.lines; ++line) _mm_prefetch(fetch.from + 64 * line, _MM_HINT_T1);
     fetch.from += kStep;
     _tile_loadd(4, x + k, stride);
-    _tile_loadd(6, tile, 64);
+    _tile_stream_loadd(6, tile, 64);  // used once a pass: the rows are to stay in the first cache
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, tile + kTile * kDepth, 64);
+    _tile_stream_loadd(7, tile + kTile * kDepth, 64);
     _tile_dpbf16ps(1, 4, 7);
     if (both) {
       _tile_loadd(5, x + kTile * depth + k, stride);
@@ -530,7 +536,7 @@ at::Tensor tile_attend(const at::Tensor& query, const at::Tensor& key, const at:
     static thread_local std::unique_ptr<Scratch> scratch = std::make_unique<Scratch>();
     TileConfig config;
     for (int tile = 0; tile < 8; ++tile) config.set(tile, kTile);
-    _tile_loadconfig(&config);
+    config.load();
 #pragma omp for schedule(dynamic) nowait
     for (size_t i = 0; i < works.size(); ++i) attend(step, works[i], *scratch);
     _tile_release();

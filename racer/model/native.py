@@ -41,13 +41,30 @@ def suits_tiles(outputs: int, inputs: int) -> bool:
     return outputs % 32 == 0 and inputs % 32 == 0
 
 
-def in_large_pages(tensor: Tensor) -> Tensor:
-    """A copy in memory that the system may map in large pages, so that reading a weight misses fewer translations."""
-    size = tensor.numel() * tensor.element_size()
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a system without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
+class LargePages:
+    """Memory that the system may map in large pages, so that reading weights misses fewer translations.
+
+    A large page holds 2 MB and many weights are smaller, so copies lie behind each other in blocks of memory. A block is
+    given back with the last tensor in it; what of it was never written costs nothing.
+    """
+
+    _BLOCK = 64 << 20
+
+    def __init__(self) -> None:
+        self._block = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """The same values in such memory."""
+        size = tensor.numel() * tensor.element_size()
+        if self._used + size > len(self._block):
+            memory = mmap.mmap(-1, max(size, self._BLOCK), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):  # a system without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            self._block, self._used = torch.frombuffer(memory, dtype=torch.uint8), 0
+        place = self._block[self._used : self._used + size]
+        self._used += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from racer.model.native import in_large_pages, load_kernels, suits_tiles
+from racer.model.native import LargePages, load_kernels, suits_tiles
 
 _ROWS = 16
 """Rows the layout is chosen for; any number works."""
@@ -42,7 +42,7 @@ class PackedLinear(nn.Module):
     there a row's values do not depend on the other rows.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], memory: LargePages) -> None:
         super().__init__()
         self.weight: Tensor
         self.bias: Tensor | None
@@ -52,7 +52,7 @@ class PackedLinear(nn.Module):
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         if suits_tiles(*weight.shape) and load_kernels():
             packed, self._product = (
-                in_large_pages(torch.ops.racer.pack_weight(weight)),
+                memory.copy(torch.ops.racer.pack_weight(weight)),
                 torch.ops.racer.tile_linear.default,
             )
         else:
@@ -135,7 +135,7 @@ def pack_linears(model: nn.Module, groups: Sequence[Sequence[nn.Linear]] = ()) -
     """
     if not can_pack():
         return 0
-    packed = 0
+    packed, memory = 0, LargePages()
     for parent in list(model.modules()):
         names = {
             child: name for name, child in parent.named_children() if isinstance(child, nn.Linear) and _packable(child)
@@ -143,7 +143,7 @@ def pack_linears(model: nn.Module, groups: Sequence[Sequence[nn.Linear]] = ()) -
         for group in [*groups, *([layer] for layer in names)]:
             layers = [layer for layer in dict.fromkeys(group) if layer in names]
             if len({layer.bias is None for layer in layers}) == 1:
-                _replace(parent, {names.pop(layer): layer for layer in layers})
+                _replace(parent, {names.pop(layer): layer for layer in layers}, memory)
                 packed += len(layers)
     return packed
 
@@ -152,8 +152,8 @@ def _packable(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear and layer.weight.dtype == torch.bfloat16 and layer.weight.device.type == "cpu"
 
 
-def _replace(parent: nn.Module, layers: dict[str, nn.Linear]) -> None:
-    whole = PackedLinear(list(layers.values()))
+def _replace(parent: nn.Module, layers: dict[str, nn.Linear], memory: LargePages) -> None:
+    whole = PackedLinear(list(layers.values()), memory)
     if len(layers) == 1:
         setattr(parent, next(iter(layers)), whole)
         return
