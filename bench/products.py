@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from racer.model.native import in_large_pages, load_kernels
+from racer.model.native import LargePages, load_kernels
 
 LAYERS = 30
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 HEAD = (49_152, 576)
 
 
-def packed(outputs: int, inputs: int) -> Tensor:
+def packed(outputs: int, inputs: int, memory: LargePages) -> Tensor:
     """A random weight as the engine keeps it."""
     weight: Tensor = torch.ops.racer.pack_weight(torch.randn(outputs, inputs).bfloat16())
-    return in_large_pages(weight)
+    return memory.copy(weight)
 
 
 def main() -> int:
@@ -39,8 +39,9 @@ def main() -> int:
     if not load_kernels():
         print("this processor has no matrix tiles", file=sys.stderr)
         return 1
-    layers = [packed(*shape) for _ in range(LAYERS) for shape in SHAPES]
-    head, product = packed(*HEAD), torch.ops.racer.tile_linear
+    memory = LargePages()
+    layers = [packed(*shape, memory) for _ in range(LAYERS) for shape in SHAPES]
+    head, product = packed(*HEAD, memory), torch.ops.racer.tile_linear
     sizes = [int(rows) for rows in arguments.rows.split(",")]
     times: dict[int, list[tuple[float, float]]] = {rows: [] for rows in sizes}
     for _ in range(arguments.passes):

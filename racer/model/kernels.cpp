@@ -292,24 +292,15 @@ void pack_values(const Step& step, int64_t head, int64_t first, int64_t count, H
   const auto line = [&](int64_t key, int64_t d) {
     return key < count ? _mm512_loadu_si512(step.values.at(head, first + key) + d) : _mm512_setzero_si512();
   };
-  for (int64_t key = 0; key < count; key += kDepth) {
-    for (int64_t d = 0; d < step.value_dim; d += kDepth, packed += 2 * kTile * kDepth) {
-      for (int64_t pair = 0; pair < kTile; ++pair) {
+  for (int64_t key = 0; key < count; key += kDepth, packed += step.value_dim * kDepth) {
+    for (int64_t pair = 0; pair < kTile; ++pair) {
+      Half* tiles = packed + pair * kDepth;
+      for (int64_t d = 0; d < step.value_dim; d += kDepth, tiles += 2 * kTile * kDepth) {
         const __m512i low = line(key + 2 * pair, d), high = line(key + 2 * pair + 1, d);
-        _mm512_store_si512(packed + pair * kDepth, _mm512_unpacklo_epi16(low, high));
-        _mm512_store_si512(packed + (kTile + pair) * kDepth, _mm512_unpackhi_epi16(low, high));
+        _mm512_store_si512(tiles, _mm512_unpacklo_epi16(low, high));
+        _mm512_store_si512(tiles + kTile * kDepth, _mm512_unpackhi_epi16(low, high));
       }
     }
-  }
-}
-
-// The next keys and values come from memory: ask for them while these are worked on.
-void prefetch(const Step& step, int64_t head, int64_t first, int64_t count) {
-  for (int64_t key = first; key < first + count; ++key) {
-    const char* from = reinterpret_cast<const char*>(step.keys.at(head, key));
-    for (int64_t line = 0; line < 2 * step.dim; line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
-    from = reinterpret_cast<const char*>(step.values.at(head, key));
-    for (int64_t line = 0; line < 2 * step.value_dim; line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
   }
 }
 
@@ -458,7 +449,6 @@ void attend(const Step& step, const Work& work, Scratch& w) {
   int64_t first = step.window ? std::max<int64_t>(0, s.cached - step.window + 1) : 0;
   for (first -= first % kKeys; first < end; first += kKeys) {
     const int64_t count = std::min(kKeys, end - first);
-    prefetch(step, work.kv_head, s.start + first + kKeys, std::min(kKeys, std::max<int64_t>(0, end - first - kKeys)));
     pack_values(step, work.kv_head, s.start + first, count, w.values);
     if (const int64_t left = count % kTile) {
       std::memset(w.last_keys, 0, kTile * step.dim * sizeof(Half));

@@ -44,8 +44,8 @@ def suits_tiles(outputs: int, inputs: int) -> bool:
 class LargePages:
     """Memory that the system may map in large pages, so that reading weights misses fewer translations.
 
-    A large page holds 2 MB and many weights are smaller, so copies lie behind each other in blocks of memory. A block is
-    given back with the last tensor in it; what of it was never written costs nothing.
+    A large page holds 2 MB and many weights are smaller, so copies lie behind each other in blocks of memory. A block
+    is given back with the last tensor in it; what of it was never written costs nothing.
     """
 
     _BLOCK = 64 << 20

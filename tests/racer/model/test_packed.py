@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from racer.model.native import LargePages
 from racer.model.packed import LinearPart, PackedLinear, can_pack, pack_linears, siblings
 from tests.tiny import tiny_model
 
@@ -19,7 +20,7 @@ def test_same_values(rows: int, bias: bool) -> None:
     linear = nn.Linear(96, 160, bias=bias, dtype=torch.bfloat16)
     x = torch.randn(1, rows, 96, dtype=torch.bfloat16)
     with torch.inference_mode():
-        expected, found = linear(x), PackedLinear([linear])(x)
+        expected, found = linear(x), PackedLinear([linear], LargePages())(x)
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
 
@@ -64,3 +65,15 @@ def test_leaves_float32_alone() -> None:
     model = tiny_model("llama")
     assert pack_linears(model) == 0
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+def test_weights_lie_behind_each_other_in_blocks() -> None:
+    memory, block = LargePages(), 64 << 20
+    small = [torch.randn(3, 5).bfloat16() for _ in range(3)]
+    large = torch.arange(block // 4 + 1, dtype=torch.int32)
+    copies = [memory.copy(tensor) for tensor in (*small, large, small[0])]
+    assert all(map(torch.equal, copies, (*small, large, small[0])))
+    starts = [copy.data_ptr() for copy in copies]
+    assert starts[1] - starts[0] == starts[2] - starts[1] == 4096, "not in one block, a page each"
+    del copies[0], copies[1]
+    assert torch.equal(copies[0], small[1]), "what is left of a block is kept"
