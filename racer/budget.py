@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,15 @@ class Plan:
         """Nodes of each request's tree, root included, if ``count`` candidates are verified."""
         sizes: list[int] = (1 + np.bincount(self.owners[:count], minlength=self.requests)).tolist()
         return sizes
+
+    def saved_ms(self, count: int) -> list[float]:
+        """By request: how long plain decoding takes for what its nodes among ``count`` bring, less their own time."""
+        owners = self.owners[:count]
+        own = np.bincount(owners, minlength=self.requests)
+        tokens = np.bincount(owners, np.diff(self.gain)[:count], self.requests)
+        more_ms = float(self.ms[count] - self.ms[0])
+        saved: list[float] = (tokens * (self.ms[0] / self.requests) - own * (more_ms / max(1, count))).tolist()
+        return saved
 
 
 def plan_step(
@@ -97,10 +107,18 @@ _MARGIN = 8.0
 _MEMORY_STEPS = 20
 _PROBE_SHARE = 0.004
 _PROBE_EVERY = 16
-_VAIN_STEPS, _LONGEST_PAUSE = 6, 8
-"""So many steps in a row without a node that pays: nothing is drafted for one step, then for two, at most for 8."""
 _PROBES_AFTER_CHANGE = (0.0, 0.25, 0.5, 2.0) * 2
 """Times as many nodes as pay, every other step."""
+
+
+class Choice(NamedTuple):
+    """By request: nodes of its tree to verify, root included, and what they save as predicted, next to plain decoding.
+
+    ``saved_ms`` is None where other tokens are in the step, whose time hides what nodes cost.
+    """
+
+    sizes: list[int]
+    saved_ms: list[float] | None
 
 
 class BudgetController:
@@ -123,7 +141,6 @@ class BudgetController:
         self._tokens, self._plain_tokens = 0.0, 0.0
         self._credit = 0.0
         self._since_probe = 0
-        self._in_vain = self._pause = 0
         self._probe_up = True
         self._changes = 0
         self._probes: deque[float] = deque()
@@ -132,30 +149,31 @@ class BudgetController:
     def limit(self) -> int:
         """Nodes, root included, that it makes sense to propose for a request: drafting is not free either.
 
-        Twice the largest tree of the latest steps. None but the root for a while, after steps in which no node paid.
+        Twice the largest tree of the latest steps.
         """
-        return 1 if self._pause else min(self.max_budget, max(_LEAST_REACH, int(2 * self._reach)))
+        return min(self.max_budget, max(_LEAST_REACH, int(2 * self._reach)))
 
     @property
     def least_prob(self) -> float:
         """Nodes that promise less need not be proposed: those that paid lately promised far more."""
         return self._least_prob
 
-    def choose(self, trees: Sequence[DraftTree], fixed_tokens: int = 0, fixed_requests: int = 0) -> list[int]:
-        """Nodes of each tree to verify, root included: it is to be cut to that prefix. Call it once a step.
+    def choose(
+        self, trees: Sequence[DraftTree], fixed_tokens: int = 0, fixed_requests: int = 0, *, paused: int = 0
+    ) -> Choice:
+        """Nodes of each tree to verify: it is to be cut to that prefix. Call it once a step.
 
-        ``fixed_tokens`` of ``fixed_requests`` are in the step whatever is chosen.
+        ``fixed_tokens`` of ``fixed_requests`` are in the step whatever is chosen. ``paused`` of the trees are roots
+        because nothing was proposed for them.
         """
         if all(len(tree) == 1 for tree in trees):
-            if self._pause:
-                self._pause -= 1
-            else:
+            if paused < len(trees):
                 self._least_prob *= 0.9  # what is never proposed is never seen to pay
             if trees and not fixed_tokens:
                 self._remember(len(trees), len(trees))
                 self._credit = min(1.0, self._credit + _PROBE_SHARE)
                 self._since_probe += 1
-            return [1] * len(trees)
+            return Choice([1] * len(trees), [0.0] * len(trees))
         plan = plan_step(
             self._probs(trees),
             self.step_times.ms,
@@ -167,13 +185,10 @@ class BudgetController:
         sizes = plan.sizes(best)
         self._reach = max(0.9 * self._reach, max(sizes))
         if fixed_tokens:
-            return sizes
+            return Choice(sizes, None)
         self._follow_price(trees, sizes)
-        self._in_vain = 0 if best else self._in_vain + 1
-        if self._in_vain >= _VAIN_STEPS:
-            self._pause = min(self._in_vain // _VAIN_STEPS, _LONGEST_PAUSE)
         self._remember(float(plan.gain[best]), plan.requests * float(plan.ms[best] / plan.ms[0]))
-        return plan.sizes(self._probed(plan, best))
+        return Choice(plan.sizes(self._probed(plan, best)), plan.saved_ms(best))
 
     def _follow_price(self, trees: Sequence[DraftTree], sizes: Sequence[int]) -> None:
         """What a node must promise to pay differs with load and machine: down at once, up slowly."""

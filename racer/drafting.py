@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -41,6 +42,7 @@ class StepDrafts:
 
         ``prefill_tokens`` of ``prefilling`` other sequences will be in the same step.
         """
+        started = time.perf_counter()
         limits = {sequence: self._limit(sequence, budget) for sequence in sequences}
         found = self._lookup([sequence for sequence, limit in limits.items() if limit > 1])
         controller = self._controller if budget == "auto" else None
@@ -52,11 +54,20 @@ class StepDrafts:
             return trees
         chosen = [sequence for sequence in sequences if _ordered(sequence)]
         fixed = prefill_tokens + sum(len(tree) for sequence, tree in trees.items() if not _ordered(sequence))
-        sizes = controller.choose(
-            [trees[sequence] for sequence in chosen], fixed, prefilling + len(trees) - len(chosen)
+        tried = [sequence for sequence in chosen if limits[sequence] > 1]
+        sizes, saved_ms = controller.choose(
+            [trees[sequence] for sequence in chosen],
+            fixed,
+            prefilling + len(trees) - len(chosen),
+            paused=len(chosen) - len(tried),
         )
         for sequence, size in zip(chosen, sizes, strict=True):
             trees[sequence] = trees[sequence].prefix(size)
+        if saved_ms is not None and tried:
+            saved = dict(zip(chosen, saved_ms, strict=True))
+            taken_ms = (time.perf_counter() - started) * 1e3 / len(tried)
+            for sequence in tried:
+                sequence.pause.settle(saved[sequence], taken_ms)
         return trees
 
     def _limit(self, sequence: Sequence, budget: Budget) -> int:
@@ -65,6 +76,8 @@ class StepDrafts:
         A draft deeper than what may still be decided is useless, so the last token is decided without one.
         """
         if sequence.drafts is None or sequence.remaining <= 1:
+            return 1
+        if budget == "auto" and _ordered(sequence) and sequence.pause.skips():
             return 1
         own = sequence.params.budget
         most = self._limit_of_all(_ordered(sequence)) if budget == "auto" else budget

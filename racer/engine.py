@@ -281,7 +281,7 @@ class Engine:
         predicted_ms = self.step_times.step_ms(tokens, len(turns)) if self.step_times is not None else None
         step_ms = (time.perf_counter() - started) * 1e3
         if self.step_times is not None and self.budget == "auto" and decoding == len(turns):
-            self.step_times.observe(tokens, len(turns), step_ms)
+            self.step_times.observe(tokens, len(turns), step_ms - (drafted - started) * 1e3)
         if decoding == len(turns):
             self._deadline.observe(step_ms - (drafted - started) * 1e3)
         self.metrics.record(

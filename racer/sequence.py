@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from racer.errors import LogitsError
+from racer.pause import DraftPause
 from racer.types import Request, RequestStats, SamplingParams, Source, StepOutput, TokenLogprob
 from racer.verify.sampling import LogitsShaper, sample, token_logprob, uniform
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 class Sequence:
     """Tokens, limits, statistics and draft tables of one choice.
 
-    ``text_learned``: the drafts have taken in the prompt; true from the first step on, preempted or not.
+    ``text_learned``: the drafts have taken in the prompt; true from the first step on, preempted or not. ``pause``:
+    whether they earn their time.
 
     ``tokens`` are prompt and output; the first ``cached`` of them have keys and values in the cache. While decoding,
     exactly the last token (the root) is not cached; more than one means that it is being prefilled.
@@ -47,6 +49,7 @@ class Sequence:
         self.cached = 0
         self.drafts = drafts
         self.text_learned = False
+        self.pause = DraftPause()
         self.stats = RequestStats(prompt_tokens=self.prompt_length)
         self.arrived_s = time.monotonic()
         self.finish_reason: str | None = None

@@ -18,9 +18,14 @@ from racer.errors import EngineDeadError
 from tests.deployments.local import LocalBackend, chat_engine, wait_until
 
 
+class _Replica(EngineReplica):
+    def __del__(self) -> None:  # type: ignore[override]
+        """Nobody awaits it here, as Serve does."""
+
+
 def replica(engine: AsyncEngine, **config: Any) -> Any:
     """A replica around an engine that is there already."""
-    made = object.__new__(EngineReplica)
+    made = object.__new__(_Replica)
     made.__dict__.update(
         engine=engine,
         _config=ModelConfig(**config),

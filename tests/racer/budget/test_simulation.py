@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from racer.draft.tree import DraftTree
+from racer.pause import DraftPause
 from racer.types import Source
 from tests.racer.budget.world import Machine, Regime, TrueMs, compute_bound, grow_many, measured, memory_bound, steppy
 
@@ -77,6 +78,36 @@ def test_drafts_that_nobody_accepts_are_given_up() -> None:
     machine, regime = Machine(measured(compute_bound)), Regime(compute_bound, 16, worthless)
     machine.run(regime, 50)
     assert machine.run(regime, 300).against_plain > 0.985
+
+
+def test_drafts_that_cost_more_than_they_save_are_paused_and_taken_up_again() -> None:
+    """Hard texts beside each other, of which a few nodes would pay if proposing them took nothing; then easy ones."""
+    hard = [grown for i, grown in enumerate(DRAFTS[HONEST]) if i % 3 == 0]
+    easy = [grown for i, grown in enumerate(DRAFTS[HONEST]) if i % 3 == 2]
+    for draft_ms in (0.1, 1.0):
+        machine = Machine(measured(compute_bound), draft_ms=draft_ms)
+        machine.run(Regime(compute_bound, 16, hard), 40)
+        outcome = machine.run(Regime(compute_bound, 16, hard), 300)
+        assert outcome.against_plain > 0.98, f"{draft_ms} ms for each request"
+    machine = Machine(measured(memory_bound), draft_ms=0.2)
+    machine.run(Regime(memory_bound, 4, [grown.fails() for grown in hard]), 300)
+    machine.run(Regime(memory_bound, 4, easy), 40)
+    assert machine.run(Regime(memory_bound, 4, easy), 200).against_best > 0.93, "drafts are not taken up again"
+
+
+def test_one_request_pauses_while_another_drafts() -> None:
+    pauses = DraftPause(), DraftPause()
+    drafted = [0, 0]
+    for _ in range(100):
+        for i, pause in enumerate(pauses):
+            if not pause.skips():
+                drafted[i] += 1
+                pause.settle((0.0, 0.5)[i], 0.2)
+    assert drafted[0] < 15 and drafted[1] == 100
+    while pauses[0].skips():
+        pass
+    pauses[0].settle(5.0, 0.2)
+    assert not pauses[0].skips(), "a draft that paid is followed by another"
 
 
 def test_nodes_that_promise_little_are_proposed_again_when_nothing_else_is() -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from racer.budget import BudgetController
 from racer.draft.reliability import Reliability
 from racer.draft.tree import DraftTree
+from racer.pause import DraftPause
 from racer.step_curve import StepCurve
 from racer.step_time import StepTimes
 from racer.types import Source
@@ -133,13 +134,15 @@ class Outcome:
 
 
 class Machine:
-    """Runs a controller through regimes."""
+    """Runs a controller through regimes. ``draft_ms``: what proposing takes for each request that does not pause."""
 
-    def __init__(self, curve: StepCurve, seed: int = 1, noise: float = 0.05) -> None:
+    def __init__(self, curve: StepCurve, seed: int = 1, noise: float = 0.05, draft_ms: float = 0.0) -> None:
         self.reliability = Reliability()
         self.controller = BudgetController(StepTimes(curve), self.reliability, NODES)
         self._rng = np.random.default_rng(seed)
         self._noise = noise
+        self._draft_ms = draft_ms
+        self._pauses: list[DraftPause] = []
 
     def run(self, regime: Regime, steps: int) -> Outcome:
         """Decode for ``steps`` steps."""
@@ -149,10 +152,18 @@ class Machine:
             whole = [regime.drafts[i] for i in self._rng.integers(0, len(regime.drafts), regime.requests)]
             limit, least_prob = self.controller.limit, self.controller.least_prob
             drafts = [one.likely(least_prob) for one in whole]
-            sizes = self.controller.choose([one.tree.prefix(limit) for one in drafts])
+            if len(self._pauses) != regime.requests:
+                self._pauses = [DraftPause() for _ in range(regime.requests)]
+            limits = [1 if pause.skips() else limit for pause in self._pauses]
+            trees = [one.tree.prefix(own) for one, own in zip(drafts, limits, strict=True)]
+            sizes, saved_ms = self.controller.choose(trees, paused=limits.count(1))
+            assert saved_ms is not None
+            for pause, saved, own in zip(self._pauses, saved_ms, limits, strict=True):
+                if own > 1:
+                    pause.settle(saved, self._draft_ms)
             step_ms = float(regime.true_ms(np.array([float(sum(sizes))]), regime.requests)[0])
             tokens += sum(float(one.true[:size].sum()) for one, size in zip(drafts, sizes, strict=True))
-            ms += step_ms
+            ms += step_ms + self._draft_ms * sum(own > 1 for own in limits)
             sums += np.sum([one.true.cumsum() for one in whole], axis=0)
             noise = float(self._rng.lognormal(0.0, self._noise))
             self.controller.step_times.observe(sum(sizes), regime.requests, step_ms * noise)
