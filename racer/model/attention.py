@@ -34,6 +34,8 @@ class ShapeProbe:
         self.layers: dict[int, tuple[int, int, int]] = {}
         self.windows: dict[int, int | None] = {}
         self.modules: dict[int, nn.Module] = {}
+        self.plain = True
+        """No layer changes its scores (soft caps, sinks)."""
 
 
 class _Thread(threading.local):
@@ -50,10 +52,15 @@ _thread = _Thread()
 def stepping(step: StepLayout | ShapeProbe) -> Iterator[None]:
     """The model's forward, called inside, attends as ``step`` says."""
     _thread.step, _thread.layer = step, 0
+    tiled = step.tiled if isinstance(step, StepLayout) else None
+    if isinstance(step, StepLayout) and tiled is not None:
+        torch.ops.racer.begin_step(step.pool.keys, step.pool.values, step.places, *tiled)
     try:
         yield
     finally:
         _thread.step = None
+        if tiled is not None:
+            torch.ops.racer.end_step()
 
 
 def in_step() -> bool:
@@ -85,6 +92,7 @@ def packed_attention(
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if not torch.compiler.is_compiling() and isinstance(_thread.step, ShapeProbe):
         _note(_thread.step, module, key, value, sliding_window)
+        _thread.step.plain &= softcap is None and s_aux is None
     attend = torch.ops.racer.attend.default
     return attend(query, key, value, scale, sliding_window, softcap, s_aux), None
 
@@ -115,11 +123,6 @@ def _attend_step(
         return _attend(query, key, value, causal[None, None], scale, softcap, sinks).transpose(1, 2).contiguous()
     keys, values = step.pool.keys[_thread.layer], step.pool.values[_thread.layer]
     _thread.layer += 1
-    if step.tiled is not None and softcap is None and sinks is None:
-        attended: Tensor = torch.ops.racer.tile_attend.default(
-            query[0], key[0], value[0], keys, values, step.places, *step.tiled, scale, window or 0
-        )
-        return attended[None]
     keys.index_copy_(1, step.places, key[0])
     values.index_copy_(1, step.places, value[0])
     out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
@@ -188,9 +191,12 @@ def _attend(
 
 
 _LIBRARY = torch.library.Library("racer", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "attend(Tensor query, Tensor key, Tensor value, float scale, int? window, float? softcap, Tensor? sinks) -> Tensor"
-)
-_LIBRARY.impl("attend", _attend_step, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("racer::attend", _like_attention, lib=_LIBRARY)
+# On a processor the matrix kernels bring their own "attend"; for steps that are not theirs it calls the other one.
+for _name in ("attend", "attend_generally"):
+    _LIBRARY.define(  # type: ignore[no-untyped-call]
+        f"{_name}(Tensor query, Tensor key, Tensor value, float scale, int? window, float? softcap, Tensor? sinks)"
+        " -> Tensor"
+    )
+    _LIBRARY.impl(_name, _attend_step, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"racer::{_name}", _like_attention, lib=_LIBRARY)
 AttentionInterface.register(ATTENTION, packed_attention)

@@ -3,6 +3,7 @@
 // racer::pack_weight   lays a weight out in tiles, once
 // racer::tile_linear   rows times packed weight
 // racer::tile_attend   attention of all sequences of a step over the key-value cache
+// racer::begin_step    from here to end_step, racer::attend of this thread is tile_attend over the next layer's cache
 // racer::top_k         most likely tokens of many rows of logits
 //
 // A tile holds 16 rows of 64 bytes. tdpbf16ps multiplies 16 x 32 by 32 x 16 elements, where the second operand holds
@@ -12,6 +13,7 @@
 #include <omp.h>
 #include <sys/syscall.h>
 #include <torch/library.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ATen.h>
 #include <unistd.h>
 
@@ -22,6 +24,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -534,6 +537,39 @@ at::Tensor tile_attend(const at::Tensor& query, const at::Tensor& key, const at:
   return out;
 }
 
+// The step that this thread is in; Python would take as long for each layer's call as the attention of a few rows.
+struct CurrentStep {
+  std::vector<at::Tensor> keys, values;  // of the layers, in the order in which they attend
+  at::Tensor places, sequences, depths, visible;
+  size_t layer = 0;
+};
+
+thread_local std::optional<CurrentStep> current_step;
+
+void begin_step(std::vector<at::Tensor> keys, std::vector<at::Tensor> values, const at::Tensor& places,
+                const at::Tensor& sequences, const at::Tensor& depths, const at::Tensor& visible) {
+  current_step.emplace(CurrentStep{std::move(keys), std::move(values), places, sequences, depths, visible});
+}
+
+void end_step() { current_step.reset(); }
+
+at::Tensor attend_next(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double scale,
+                       std::optional<int64_t> window, std::optional<double> softcap,
+                       const std::optional<at::Tensor>& sinks) {
+  if (!current_step) {
+    static const auto general = c10::Dispatcher::singleton()
+                                    .findSchemaOrThrow("racer::attend_generally", "")
+                                    .typed<decltype(attend_next)>();
+    return general.call(query, key, value, scale, window, softcap, sinks);
+  }
+  CurrentStep& step = *current_step;
+  TORCH_CHECK(!softcap && !sinks && step.layer < step.keys.size(), "not a step for the matrix kernels");
+  const size_t layer = step.layer++;
+  return tile_attend(query.select(0, 0), key.select(0, 0), value.select(0, 0), step.keys[layer], step.values[layer],
+                     step.places, step.sequences, step.depths, step.visible, scale, window.value_or(0))
+      .unsqueeze(0);
+}
+
 // --- the most likely tokens
 
 float widen(Half half) {
@@ -611,6 +647,10 @@ TORCH_LIBRARY_FRAGMENT(racer, library) {
   library.def("tile_linear(Tensor rows, Tensor packed, Tensor? bias) -> Tensor");
   library.def("top_k(Tensor logits, int k) -> (Tensor, Tensor)");
   library.def(
+      "begin_step(Tensor[] keys, Tensor[] values, Tensor places, Tensor sequences, Tensor depths, Tensor visible) -> ()",
+      begin_step);
+  library.def("end_step() -> ()", end_step);
+  library.def(
       "tile_attend(Tensor query, Tensor key, Tensor value, Tensor(a!) cached_keys, Tensor(b!) cached_values, "
       "Tensor places, Tensor sequences, Tensor depths, Tensor visible, float scale, int window) -> Tensor");
 }
@@ -619,5 +659,6 @@ TORCH_LIBRARY_IMPL(racer, CPU, library) {
   library.impl("pack_weight", pack_weight);
   library.impl("tile_linear", tile_linear);
   library.impl("tile_attend", tile_attend);
+  library.impl("attend", attend_next);
   library.impl("top_k", top_k);
 }

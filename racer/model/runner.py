@@ -55,7 +55,8 @@ class ModelRunner:
         per_place = KVPool.bytes_per_place(shapes, self.dtype)
         self.pool = self._allocate(shapes, _places(cache_bytes, per_place, self.device), per_place)
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
-        self._tiled = self.dtype == torch.bfloat16 and self.device.type == "cpu" and tiles_attend(shapes)
+        on_processor = self.dtype == torch.bfloat16 and self.device.type == "cpu"
+        self._tiled = on_processor and probe.plain and tiles_attend(shapes)
         self.compiled = compile and self._compile(probe.modules.values())
 
     def _allocate(self, shapes: list[LayerShape], places: int, bytes_per_place: int) -> KVPool:
