@@ -30,7 +30,7 @@ class StepStats:
 
     decoding, prefilling  sequences that took part; tokens  rows of the forward; decided  output tokens delivered
     budgets               nodes of the decoding sequences' trees, roots included
-    predicted_ms          what the budget controller took the step to cost; None where there is none
+    predicted_ms          what the budget controller took the step to cost, less drafting; None where there is none
     drafted, accepted     draft nodes by source
     drafted_by_depth, accepted_by_depth   int64 [16] the same nodes, a root's children first; the last counts all deeper
     """

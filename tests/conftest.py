@@ -19,12 +19,10 @@ _TESTS = Path(__file__).parent
 _WITH_CLUSTERS = ("deployments", "k8s", "loadtest")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Two workers of pytest-xdist: one for tests that mostly wait for Ray's processes, one for those that compute."""
-    for item in items:
-        folder = item.path.relative_to(_TESTS).parts[0]
-        item.add_marker(pytest.mark.xdist_group("clusters" if folder in _WITH_CLUSTERS else "others"))
+    folder = item.path.relative_to(_TESTS).parts[0]
+    item.add_marker(pytest.mark.xdist_group("clusters" if folder in _WITH_CLUSTERS else "others"))
 
 
 @pytest.fixture(scope="session")

@@ -52,14 +52,14 @@ _thread = _Thread()
 def stepping(step: StepLayout | ShapeProbe) -> Iterator[None]:
     """The model's forward, called inside, attends as ``step`` says."""
     _thread.step, _thread.layer = step, 0
-    tiled = step.tiled if isinstance(step, StepLayout) else None
-    if isinstance(step, StepLayout) and tiled is not None:
-        torch.ops.racer.begin_step(step.pool.keys, step.pool.values, step.places, *tiled)
+    tiled = isinstance(step, StepLayout) and step.tiled is not None
     try:
+        if isinstance(step, StepLayout) and step.tiled is not None:
+            torch.ops.racer.begin_step(step.pool.keys, step.pool.values, step.places, *step.tiled)
         yield
     finally:
         _thread.step = None
-        if tiled is not None:
+        if tiled:
             torch.ops.racer.end_step()
 
 

@@ -7,6 +7,7 @@ import torch
 from racer.errors import ConfigError, UnsupportedModelError
 from racer.model.attention import ATTENTION, packed_attention
 from racer.model.layout import Segment
+from racer.model.native import have_tiles, load_kernels
 from racer.model.runner import ModelRunner
 from racer.model.selftest import check_verifiable
 from tests.racer.engine.helpers import loaded, prompt
@@ -32,6 +33,36 @@ def test_three_branches_equal_three_chains(family: str) -> None:
     for branch in ([0, 1, 4, 6], [0, 2, 5], [0, 3]):
         alone = runner.run([chain(text + tuple(drafts[node - 1] for node in branch[1:]), 0)])
         torch.testing.assert_close(packed[7:][branch], alone[len(text) - 1 :], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.may_skip("a processor without matrix tiles runs torch's own attention")
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_oss"])
+def test_steps_are_the_matrix_kernels_where_they_know_the_models_attention(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Soft caps and sinks are not theirs; either way the logits are those of float32."""
+    if not have_tiles():
+        pytest.skip("this processor has no bfloat16 tiles (AMX)")
+    assert load_kernels(), "the kernels could not be built"
+    begun = []
+    begin = torch.ops.racer.begin_step
+
+    def noted(*arguments: object) -> None:
+        begun.append(family)
+        begin(*arguments)
+
+    monkeypatch.setattr(torch.ops.racer, "begin_step", noted)
+    model = tiny_model(family, head_dim=32, initializer_range=0.05)
+    text, drafts = prompt(20, 1), prompt(3, 2)
+    tree = Segment(np.array([text[-1], *drafts], np.int32), np.array([-1, 0, 0, 1], np.int32), 100, len(text) - 1)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        runner = ModelRunner(loaded(model).model.to(dtype), 1 << 22)  # type: ignore[arg-type]
+        runner.run([chain(text[:-1], 100)])
+        found.append(runner.run([tree, chain(prompt(5, 3), 10)]).float())
+    tolerance = 0.2 if family == "gpt_oss" else 0.05  # rounding may choose other experts
+    torch.testing.assert_close(found[1], found[0], atol=tolerance, rtol=0.05)
+    assert bool(begun) == (family in ("llama", "mistral"))
 
 
 def test_only_scored_rows_come_back() -> None:
