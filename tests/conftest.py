@@ -15,15 +15,6 @@ from tests.tiny import TinyModel, byte_tokenizer, tiny_model
 
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
-_TESTS = Path(__file__).parent
-_WITH_CLUSTERS = ("deployments", "k8s", "loadtest")
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Two workers of pytest-xdist: one for tests that mostly wait for Ray's processes, one for those that compute."""
-    folder = item.path.relative_to(_TESTS).parts[0]
-    item.add_marker(pytest.mark.xdist_group("clusters" if folder in _WITH_CLUSTERS else "others"))
-
 
 @pytest.fixture(scope="session")
 def demo_model_dir() -> Path:
