@@ -32,6 +32,8 @@ class Plan:
     gain    float64 [candidates + 1]   expected tokens if so many are verified
     ms      float64 [candidates + 1]   the step's time then
     worth   float64 [candidates + 1]   what ``best``, the number to verify, is the maximum of
+
+    ``plain_ms``: a step of these requests without drafts, and without anything else.
     """
 
     requests: int
@@ -39,6 +41,7 @@ class Plan:
     gain: Floats
     ms: Floats
     worth: Floats
+    plain_ms: float
 
     @property
     def best(self) -> int:
@@ -56,7 +59,7 @@ class Plan:
         own = np.bincount(owners, minlength=self.requests)
         tokens = np.bincount(owners, np.diff(self.gain)[:count], self.requests)
         more_ms = float(self.ms[count] - self.ms[0])
-        saved: list[float] = (tokens * (self.ms[0] / self.requests) - own * (more_ms / max(1, count))).tolist()
+        saved: list[float] = (tokens * (self.plain_ms / self.requests) - own * (more_ms / max(1, count))).tolist()
         return saved
 
 
@@ -84,7 +87,7 @@ def plan_step(
     requests = len(probs)
     if requests == 0:
         nothing = np.zeros(1)
-        return Plan(0, np.zeros(0, np.int64), nothing, nothing, nothing)
+        return Plan(0, np.zeros(0, np.int64), nothing, nothing, nothing, 0.0)
     flat = np.concatenate(probs).astype(np.float64)
     ranks = np.concatenate([np.minimum.accumulate(own) for own in probs])
     owners = np.repeat(np.arange(requests), [len(own) for own in probs])
@@ -93,12 +96,13 @@ def plan_step(
     tokens = np.arange(requests, requests + len(gain))
     ms = step_ms(tokens, requests)
     worth = gain / ms
-    rate = float(worth.max()) if speedup is None else speedup * requests / float(ms[0])
+    plain_ms = float(ms[0])
+    rate = float(worth.max()) if speedup is None else speedup * requests / plain_ms
     if fixed_tokens:
         ms = step_ms(tokens + fixed_tokens, requests + fixed_requests)
     if fixed_tokens or speedup is not None:
         worth = gain - rate * ms
-    return Plan(requests, owners[order], gain, ms, worth)
+    return Plan(requests, owners[order], gain, ms, worth, plain_ms)
 
 
 _LEAST_REACH = 4
@@ -112,13 +116,10 @@ _PROBES_AFTER_CHANGE = (0.0, 0.25, 0.5, 2.0) * 2
 
 
 class Choice(NamedTuple):
-    """By request: nodes of its tree to verify, root included, and what they save as predicted, next to plain decoding.
-
-    ``saved_ms`` is None where other tokens are in the step, whose time hides what nodes cost.
-    """
+    """By request: nodes of its tree to verify, root included, and what they save as predicted (see ``Plan``)."""
 
     sizes: list[int]
-    saved_ms: list[float] | None
+    saved_ms: list[float]
 
 
 class BudgetController:
@@ -185,7 +186,7 @@ class BudgetController:
         sizes = plan.sizes(best)
         self._reach = max(0.9 * self._reach, max(sizes))
         if fixed_tokens:
-            return Choice(sizes, None)
+            return Choice(sizes, plan.saved_ms(best))
         self._follow_price(trees, sizes)
         self._remember(float(plan.gain[best]), plan.requests * float(plan.ms[best] / plan.ms[0]))
         return Choice(plan.sizes(self._probed(plan, best)), plan.saved_ms(best))

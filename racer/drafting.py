@@ -63,7 +63,7 @@ class StepDrafts:
         )
         for sequence, size in zip(chosen, sizes, strict=True):
             trees[sequence] = trees[sequence].prefix(size)
-        if saved_ms is not None and tried:
+        if tried:
             saved = dict(zip(chosen, saved_ms, strict=True))
             taken_ms = (time.perf_counter() - started) * 1e3 / len(tried)
             for sequence in tried:

@@ -157,7 +157,6 @@ class Machine:
             limits = [1 if pause.skips() else limit for pause in self._pauses]
             trees = [one.tree.prefix(own) for one, own in zip(drafts, limits, strict=True)]
             sizes, saved_ms = self.controller.choose(trees, paused=limits.count(1))
-            assert saved_ms is not None
             for pause, saved, own in zip(self._pauses, saved_ms, limits, strict=True):
                 if own > 1:
                     pause.settle(saved, self._draft_ms)
