@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -52,15 +52,12 @@ _thread = _Thread()
 def stepping(step: StepLayout | ShapeProbe) -> Iterator[None]:
     """The model's forward, called inside, attends as ``step`` says."""
     _thread.step, _thread.layer = step, 0
-    tiled = isinstance(step, StepLayout) and step.tiled is not None
-    try:
+    with ExitStack() as stack:
+        stack.callback(setattr, _thread, "step", None)
         if isinstance(step, StepLayout) and step.tiled is not None:
             torch.ops.racer.begin_step(step.pool.keys, step.pool.values, step.places, *step.tiled)
+            stack.callback(torch.ops.racer.end_step)
         yield
-    finally:
-        _thread.step = None
-        if tiled:
-            torch.ops.racer.end_step()
 
 
 def in_step() -> bool:

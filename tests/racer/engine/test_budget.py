@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from racer import Engine, Request, SamplingParams
+from racer.draft.drafter import RequestDrafts
 from racer.errors import ConfigError
 from racer.step_curve import StepCurve
 from tests.racer.engine.helpers import both, decode, prompt, tiny_engine
@@ -54,6 +55,22 @@ def test_where_tokens_are_dear_nothing_is_verified() -> None:
     answers = decode(engine, [Request(prompt(12, i, 24) * 2, SamplingParams(**LONG)) for i in range(3)])
     assert all(sum(choices[0].stats.drafted.values()) == 0 for choices in answers)
     assert all(step.mean_budget == 1.0 and step.budgets == step.decoding for step in engine.metrics.recent)
+
+
+def test_requests_whose_drafts_do_not_pay_are_seldom_given_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    propose = RequestDrafts.propose
+
+    def noted(self: RequestDrafts, budget: int, *args: Any, **kwargs: Any) -> Any:
+        asked.append(budget > 1)
+        return propose(self, budget, *args, **kwargs)
+
+    monkeypatch.setattr(RequestDrafts, "propose", noted)
+    engine = auto_engine(DEAR)
+    for seed in range(2):  # what one request has lost is not held against the next
+        asked.clear()
+        decode(engine, [Request(prompt(12, seed, 24) * 2, SamplingParams(**LONG))])
+        assert asked[:3] == [True] * 3 and len(asked) > 50 and sum(asked) < 15
 
 
 def test_trees_without_an_order_have_a_fixed_size() -> None:

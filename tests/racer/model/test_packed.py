@@ -1,5 +1,7 @@
 """Packed layers give the values of the layers they replace."""
 
+import mmap
+
 import pytest
 import torch
 from torch import nn
@@ -74,6 +76,6 @@ def test_weights_lie_behind_each_other_in_blocks() -> None:
     copies = [memory.copy(tensor) for tensor in (*small, large, small[0])]
     assert all(map(torch.equal, copies, (*small, large, small[0])))
     starts = [copy.data_ptr() for copy in copies]
-    assert starts[1] - starts[0] == starts[2] - starts[1] == 4096, "not in one block, a page each"
+    assert starts[1] - starts[0] == starts[2] - starts[1] == mmap.PAGESIZE, "not in one block, a page each"
     del copies[0], copies[1]
     assert torch.equal(copies[0], small[1]), "what is left of a block is kept"
