@@ -3,7 +3,7 @@
     python bench/products.py [--rows 1,16,32,33,64,96,128] [--passes 12]
 
 The shapes are the demo model's: 30 layers of four matrices, and the head; random weights. Sizes take turns; medians,
-milliseconds. Exit code 1 where the processor has no matrix tiles. The last line is one JSON object.
+milliseconds. Exit code 1 where the processor has neither AMX nor AVX2. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def main() -> int:
     parser.add_argument("--passes", type=int, default=12, help="measured of each size (default 12)")
     arguments = parser.parse_args()
     if not load_kernels():
-        print("this processor has no matrix tiles", file=sys.stderr)
+        print("this processor has neither AMX nor AVX2", file=sys.stderr)
         return 1
     memory = LargePages()
     layers = [packed(*shape, memory) for _ in range(LAYERS) for shape in SHAPES]
-    head, product = packed(*HEAD, memory), torch.ops.racer.tile_linear
+    head, product = packed(*HEAD, memory), torch.ops.racer.block_linear
     sizes = [int(rows) for rows in arguments.rows.split(",")]
     times: dict[int, list[tuple[float, float]]] = {rows: [] for rows in sizes}
     for _ in range(arguments.passes):

@@ -18,18 +18,16 @@ def model_shape(engine: EngineConfig) -> ModelShape:
         ConfigError: there is no such model, or its form is not known.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     from racer.cache.pool import KVPool
     from racer.model.attention import ATTENTION
-    from racer.model.loader import context_length, pick_dtype
+    from racer.model.loader import context_length, pick_dtype, without_weights
     from racer.model.locate import locate
     from racer.model.quiet import quiet_libraries
     from racer.model.runner import layer_shapes
 
     device = torch.device("cuda" if engine.device.startswith("cuda") else "cpu")
-    dtype = torch.bfloat16 if engine.dtype == "auto" and device.type == "cuda" else pick_dtype(engine.dtype, device)
-    from_config: Any = AutoModelForCausalLM.from_config  # untyped
     try:
         options: dict[str, Any] = {"trust_remote_code": engine.trust_remote_code}
         source: Any = engine.model  # of a Hub id only the configuration is fetched
@@ -39,14 +37,10 @@ def model_shape(engine: EngineConfig) -> ModelShape:
             options |= {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
         with quiet_libraries():
             config = AutoConfig.from_pretrained(source, **options)
-            with torch.device("meta"):  # in bfloat16 whatever is served: some operators have shapes for nothing else
-                model = from_config(
-                    config,
-                    dtype=torch.bfloat16,
-                    attn_implementation=ATTENTION,
-                    trust_remote_code=engine.trust_remote_code,
-                )
+            model = without_weights(config, attn_implementation=ATTENTION, trust_remote_code=engine.trust_remote_code)
         shapes = layer_shapes(model)
+        on_gpu = engine.dtype == "auto" and device.type == "cuda"  # which may not be on this machine
+        dtype = torch.bfloat16 if on_gpu else pick_dtype(engine.dtype, device, lambda: model)
     except UserError as error:
         raise ConfigError(str(error)) from error
     except Exception as error:

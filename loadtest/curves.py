@@ -83,8 +83,12 @@ class Measured:
 
     def speedup(self, cell: Cell) -> Estimate | None:
         """Tokens per second relative to the baseline's at the same load, repeat by repeat."""
+        return self.against_baseline(cell, "throughput", "output_tokens_per_s")
+
+    def against_baseline(self, cell: Cell, *path: str) -> Estimate | None:
+        """A figure relative to the baseline's at the same load, repeat by repeat."""
         base = self.cells.get((cell.workload, self.baseline, cell.load))
-        return None if base is None else compared(cell, base, "throughput", "output_tokens_per_s")
+        return None if base is None else compared(cell, base, *path)
 
 
 def compared(cell: Cell, base: Cell, *path: str) -> Estimate | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,26 @@ def read_runs(folder: Path, say: Callable[[str], None] = _warn) -> list[Json]:
             raise UserError(f"{path}:{number}: no record of a run; remove the line")
         found[record["id"]] = record
     return list(found.values())
+
+
+def read_sweeps(folders: Sequence[Path]) -> list[Json]:
+    """The records of several folders as those of one sweep, whose baseline is the first folder's.
+
+    Raises:
+        UserError: as read_runs; or two folders hold the same run, of which one would hide the other.
+    """
+    origins: dict[str, Path] = {}
+    found: list[Json] = []
+    for folder in folders:
+        for record in read_runs(folder):
+            first = origins.setdefault(record["id"], folder)
+            if first != folder:
+                raise UserError(
+                    f"{first} and {folder} both hold the run {record['id']}; name its variant differently in one of "
+                    "the two grids, or make a report of each folder"
+                )
+            found.append(record | ({"baseline": found[0]["baseline"]} if found and "baseline" in found[0] else {}))
+    return found
 
 
 def append_run(folder: Path, record: Json) -> None:

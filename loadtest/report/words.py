@@ -105,13 +105,26 @@ def _cost(measured: Measured, workload: str, variant: str) -> str:
 
 
 def _losses(measured: Measured) -> Iterator[str]:
-    lost: list[tuple[Cell, Estimate]] = []
+    """Where a variant gave fewer tokens, or let users wait longer, than the baseline at the same load."""
+    base = measured.baseline
+    slower: list[tuple[Cell, Estimate]] = []
+    later: list[tuple[Cell, Estimate]] = []
     for cell in measured.cells.values():
-        gain = measured.speedup(cell) if cell.variant != measured.baseline and not cell.open_loop else None
+        if cell.variant == base:
+            continue
+        gain = None if cell.open_loop else measured.speedup(cell)
         if gain is not None and gain.below_one:
-            lost.append((cell, gain))
-    if lost:
-        places = "; ".join(f"{c.workload} at {c.load} with {c.variant}: {times(gain)}" for c, gain in lost)
-        yield f"It did not pay, against {measured.baseline}, here: {places} times its tokens per second."
-    elif any(cell.variant != measured.baseline for cell in measured.cells.values()):
-        yield f"At no measured load did a variant give fewer tokens per second than {measured.baseline} beyond chance."
+            slower.append((cell, gain))
+        wait = measured.against_baseline(cell, *LATENCY)
+        if wait is not None and wait.above_one:
+            later.append((cell, wait))
+    if slower:
+        yield f"It did not pay, against {base}, here: {_places(slower)} times its tokens per second."
+    if later:
+        yield f"Users waited longer for their tokens than with {base} here: {_places(later)} times its latency."
+    if not slower and not later and any(cell.variant != base for cell in measured.cells.values()):
+        yield f"At no measured load did a variant give fewer tokens per second, or later ones, than {base} beyond chance."
+
+
+def _places(cells: list[tuple[Cell, Estimate]]) -> str:
+    return "; ".join(f"{cell.workload} at {cell.load} with {cell.variant}: {times(value)}" for cell, value in cells)

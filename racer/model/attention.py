@@ -54,8 +54,8 @@ def stepping(step: StepLayout | ShapeProbe) -> Iterator[None]:
     _thread.step, _thread.layer = step, 0
     with ExitStack() as stack:
         stack.callback(setattr, _thread, "step", None)
-        if isinstance(step, StepLayout) and step.tiled is not None:
-            torch.ops.racer.begin_step(step.pool.keys, step.pool.values, step.places, *step.tiled)
+        if isinstance(step, StepLayout) and step.for_kernels is not None:
+            torch.ops.racer.begin_step(step.pool.keys, step.pool.values, step.places, *step.for_kernels)
             stack.callback(torch.ops.racer.end_step)
         yield
 
@@ -188,7 +188,7 @@ def _attend(
 
 
 _LIBRARY = torch.library.Library("racer", "FRAGMENT")  # type: ignore[no-untyped-call]
-# On a processor the matrix kernels bring their own "attend"; for steps that are not theirs it calls the other one.
+# On a processor the kernels bring their own "attend"; for steps that are not theirs it calls the other one.
 for _name in ("attend", "attend_generally"):
     _LIBRARY.define(  # type: ignore[no-untyped-call]
         f"{_name}(Tensor query, Tensor key, Tensor value, float scale, int? window, float? softcap, Tensor? sinks)"

@@ -99,8 +99,8 @@ class PlacedSegment:
         return first, mask[None, None]
 
 
-class TiledLayout(NamedTuple):
-    """The step as the matrix kernels read it.
+class KernelLayout(NamedTuple):
+    """The step as the kernels read it.
 
     sequences  int64 [segments, 5]  first row, rows, first place, cached tokens, offset into ``visible`` (-1: a chain)
     depths     int32 [tokens]       of each node below its segment's node 0
@@ -112,7 +112,7 @@ class TiledLayout(NamedTuple):
     visible: Tensor
 
 
-def _tiled(segments: Sequence[Segment], placed: Sequence[PlacedSegment]) -> TiledLayout:
+def _for_kernels(segments: Sequence[Segment], placed: Sequence[PlacedSegment]) -> KernelLayout:
     table = np.empty((len(segments), 5), np.int64)
     visible: list[NDArray[np.bool_]] = [np.zeros(0, np.bool_)]
     offset = 0
@@ -125,13 +125,13 @@ def _tiled(segments: Sequence[Segment], placed: Sequence[PlacedSegment]) -> Tile
         table[i] = where.rows.start, len(segment.tokens), segment.start, segment.cached, tree
     depths = np.concatenate([where.depths for where in placed]).astype(np.int32)
     seen = np.concatenate(visible).view(np.uint8)
-    return TiledLayout(torch.from_numpy(table), torch.from_numpy(depths), torch.from_numpy(seen))
+    return KernelLayout(torch.from_numpy(table), torch.from_numpy(depths), torch.from_numpy(seen))
 
 
 class StepLayout:
     """The packed row of one step: all segments behind each other, no padding.
 
-    ``tiled``: the matrix kernels will attend, and ``self.tiled`` is what they read.
+    ``by_kernels``: the kernels will attend, and ``self.for_kernels`` is what they read.
 
     input_ids, positions  int64 [1, tokens];  places  int64 [tokens];  scored  int64 [rows] indices of rows whose
     logits are wanted, segment by segment.
@@ -144,7 +144,7 @@ class StepLayout:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        tiled: bool = False,
+        by_kernels: bool = False,
     ) -> None:
         self.pool = pool
         self.segments: list[PlacedSegment] = []
@@ -169,4 +169,4 @@ class StepLayout:
         self.positions = packed(positions)[None]
         self.places = packed(places)
         self.scored = packed(scored)
-        self.tiled = _tiled(segments, self.segments) if tiled else None
+        self.for_kernels = _for_kernels(segments, self.segments) if by_kernels else None

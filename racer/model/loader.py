@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.models.auto import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from racer.config import EngineConfig
 from racer.errors import ConfigError, ModelError, RacerError
 from racer.model.locate import Checkpoint, locate
+from racer.model.native import target
+from racer.model.packed import kernels_suit
 from racer.model.quiet import quiet_libraries
 
 _CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
@@ -53,7 +56,6 @@ def load(config: EngineConfig, attn_implementation: str | None = None) -> Loaded
         ModelError: the model cannot be found or loaded, or is not a decoder-only language model.
     """
     device = pick_device(config.device)
-    dtype = pick_dtype(config.dtype, device)
     checkpoint = locate(config.model)
     with quiet_libraries(f"loading model {config.model!r}"), _one_sentence(checkpoint):
         options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
@@ -64,6 +66,13 @@ def load(config: EngineConfig, attn_implementation: str | None = None) -> Loaded
         model_config = AutoConfig.from_pretrained(checkpoint.folder, **options)
         _require_decoder_only(checkpoint, model_config)
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, **options)
+        dtype = pick_dtype(
+            config.dtype,
+            device,
+            lambda: without_weights(
+                model_config, attn_implementation=attn_implementation, trust_remote_code=config.trust_remote_code
+            ),
+        )
         model = _load_weights(checkpoint, dtype, device, attn_implementation, options)
     text_config = model.config.get_text_config(decoder=True)
     return LoadedModel(
@@ -100,8 +109,12 @@ def pick_device(name: str) -> torch.device:
     return torch.device(device.type, index)
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The torch dtype called ``name``; ``auto`` is bfloat16 where ``device`` has instructions for it, else float32."""
+def pick_dtype(name: str, device: torch.device, shape: Callable[[], nn.Module]) -> torch.dtype:
+    """The torch dtype called ``name``; ``auto`` is bfloat16 where that is fast, else float32.
+
+    It is where ``device`` has instructions for it, or kernels of ours widen it as they read: half the memory to read.
+    ``shape`` makes the model without weights; it is asked for only where its products decide.
+    """
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]  # EngineConfig admits names of dtypes only
     if device.type == "cuda":
@@ -109,9 +122,28 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     elif device.type == "cpu":
         capabilities = torch.cpu.get_capabilities()
         fast = any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+        fast = fast or (target() is not None and kernels_suit(shape()))
     else:
         fast = True
     return torch.bfloat16 if fast else torch.float32
+
+
+def without_weights(
+    config: transformers.PreTrainedConfig, *, attn_implementation: str | None, trust_remote_code: bool
+) -> transformers.PreTrainedModel:
+    """The model that ``config`` describes, in bfloat16 on torch's device "meta", which has no memory.
+
+    (In bfloat16 whatever is served: some operators have shapes for nothing else.)
+    """
+    from_config: Any = AutoModelForCausalLM.from_config  # untyped
+    with torch.device("meta"):
+        model: transformers.PreTrainedModel = from_config(
+            config,
+            dtype=torch.bfloat16,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+        )
+    return model
 
 
 def context_length(text_config: transformers.PreTrainedConfig) -> int | None:

@@ -1,4 +1,4 @@
-"""Builds and loads the operators of ``kernels.cpp``, for processors with matrix tiles (AMX, Intel since 2023)."""
+"""Builds and loads the operators of ``kernels/``: on matrix tiles (AMX, Intel since 2023), else on AVX-512 or AVX2."""
 
 from __future__ import annotations
 
@@ -19,25 +19,30 @@ from torch.utils.cpp_extension import include_paths, library_paths
 
 from racer.paths import cache_path
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
-_NEEDS = ("amx_bf16", "avx512_bf16", "avx512_bw", "avx512_dq", "avx512_vl")
-_FLAGS = (
-    *("-std=c++20", "-O3", "-fPIC", "-shared", "-fopenmp"),
-    *("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma"),
+_SOURCES = Path(__file__).with_name("kernels")
+_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fopenmp")
+# What the processor must have, by torch's names, and the compiler's options for it; the first that it has is taken.
+_TARGETS = (
+    (
+        ("amx_bf16", "avx512_bf16", "avx512_bw", "avx512_dq", "avx512_vl"),
+        ("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma"),
+    ),
+    (("avx512_f", "avx512_bw", "avx512_dq", "avx512_vl"), ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")),
+    (("avx2", "fma3"), ("-mavx2", "-mfma")),
 )
 _BUILD_LIMIT_S = 300
 
 _log = logging.getLogger(__name__)
 
 
-def have_tiles() -> bool:
-    """This processor multiplies bfloat16 tiles."""
+def target() -> tuple[str, ...] | None:
+    """The compiler's options for the best instructions that this processor and the kernels have; None without any."""
     capabilities = torch.cpu.get_capabilities()
-    return all(capabilities.get(name, False) for name in _NEEDS)
+    return next((flags for needs, flags in _TARGETS if all(capabilities.get(name, False) for name in needs)), None)
 
 
-def suits_tiles(outputs: int, inputs: int) -> bool:
-    """A weight of these sizes fills whole tiles."""
+def suits_kernels(outputs: int, inputs: int) -> bool:
+    """A weight of these sizes fills whole packed blocks."""
     return outputs % 32 == 0 and inputs % 32 == 0
 
 
@@ -69,20 +74,21 @@ class LargePages:
 
 @functools.cache
 def load_kernels() -> bool:
-    """Make ``torch.ops.racer.tile_linear`` and its companions available; False where that cannot be.
+    """Make ``torch.ops.racer.block_linear`` and its companions available; False where that cannot be.
 
-    The first call on a machine compiles for some 15 seconds and keeps the library in the cache folder.
+    The first call on a machine compiles for some 20 seconds and keeps the library in the cache folder.
     """
-    if not have_tiles():
+    flags = target()
+    if not flags:
         return False
     try:
-        torch.ops.load_library(str(_library()))  # type: ignore[no-untyped-call]
+        torch.ops.load_library(str(_library(flags)))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        _log.warning("the matrix kernels cannot be used, so torch's own run instead, which are slower: %s", error)
+        _log.warning("the kernels cannot be used, so torch's own run instead, which are slower: %s", error)
         return False
-    if not torch.ops.racer.allow_tiles():
+    if not torch.ops.racer.allow():
         return False
-    torch.library.register_fake("racer::tile_linear", _like_product)
+    torch.library.register_fake("racer::block_linear", _like_product)
     return True
 
 
@@ -90,21 +96,22 @@ def _like_product(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return rows.new_empty((*rows.shape[:-1], packed.shape[0] * 32))
 
 
-def _library() -> Path:
-    """The compiled library, built if the cache folder has none of this source, torch and compiler."""
+def _library(flags: tuple[str, ...]) -> Path:
+    """The compiled library, built if the cache folder has none of these sources, options and this torch."""
     compiler = os.environ.get("CXX") or shutil.which("g++")
-    key = hashlib.sha256(b"\0".join([_SOURCE.read_bytes(), " ".join(_FLAGS).encode(), torch.__version__.encode()]))
+    sources = [path.read_bytes() for path in sorted(_SOURCES.iterdir())]
+    key = hashlib.sha256(b"\0".join([*sources, " ".join(_FLAGS + flags).encode(), torch.__version__.encode()]))
     path = cache_path() / f"kernels-{key.hexdigest()[:16]}.so"
     if path.exists():
         return path
     if not compiler:
         raise RuntimeError("no C++ compiler was found; on Debian: apt-get install g++")
-    _log.info("compiling the matrix kernels, once per machine (some 15 seconds)")
+    _log.info("compiling the kernels, once per machine (some 20 seconds)")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
         command = [
-            *(compiler, *_FLAGS, str(_SOURCE), "-o", str(built)),
+            *(compiler, *_FLAGS, *flags, str(_SOURCES / "kernels.cpp"), "-o", str(built)),
             *(f"-I{folder}" for folder in include_paths()),
             *(f"-L{folder}" for folder in library_paths()),
             *("-lc10", "-ltorch_cpu"),

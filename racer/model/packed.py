@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from racer.model.native import LargePages, load_kernels, suits_tiles
+from racer.model.native import LargePages, load_kernels, suits_kernels
 
 _ROWS = 16
 """Rows the layout is chosen for; any number works."""
@@ -50,11 +50,9 @@ class PackedLinear(nn.Module):
             layers[0].weight.detach() if len(layers) == 1 else torch.cat([layer.weight for layer in layers]).detach()
         )
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        if suits_tiles(*weight.shape) and load_kernels():
-            packed, self._product = (
-                memory.copy(torch.ops.racer.pack_weight(weight)),
-                torch.ops.racer.tile_linear.default,
-            )
+        if suits_kernels(*weight.shape) and load_kernels():
+            packed = memory.copy(torch.ops.racer.pack_weight(weight))
+            self._product = torch.ops.racer.block_linear.default
         else:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
             self._product = torch.ops.racer.packed_linear.default
@@ -102,9 +100,25 @@ class LinearPart(nn.Module):
         return columns
 
 
-def can_pack() -> bool:
-    """This build of torch and this processor have the packed product."""
-    return bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+def can_pack(layers: Sequence[nn.Linear]) -> bool:
+    """There is a packed product for these layers side by side: a kernel of ours, or oneDNN's on this processor."""
+    sizes = sum(layer.out_features for layer in layers), layers[0].in_features
+    return (suits_kernels(*sizes) and load_kernels()) or (
+        bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+def kernels_suit(model: nn.Module) -> bool:
+    """Every product of the model can be a kernel of ours; the model may be one without weights."""
+    weights = ((module, weight) for module in model.modules() for weight in module.parameters(recurse=False))
+    return (
+        all(
+            type(module) is nn.Embedding or (type(module) is nn.Linear and suits_kernels(*weight.shape))
+            for module, weight in weights
+            if weight.ndim > 1
+        )
+        and load_kernels()
+    )
 
 
 @contextmanager
@@ -133,8 +147,6 @@ def pack_linears(model: nn.Module, groups: Sequence[Sequence[nn.Linear]] = ()) -
     adapters) stay as they are. Works in place: the replaced weights are freed as they go, unless they are tied to an
     embedding.
     """
-    if not can_pack():
-        return 0
     packed, memory = 0, LargePages()
     for parent in list(model.modules()):
         names = {
@@ -142,7 +154,7 @@ def pack_linears(model: nn.Module, groups: Sequence[Sequence[nn.Linear]] = ()) -
         }
         for group in [*groups, *([layer] for layer in names)]:
             layers = [layer for layer in dict.fromkeys(group) if layer in names]
-            if len({layer.bias is None for layer in layers}) == 1:
+            if len({layer.bias is None for layer in layers}) == 1 and can_pack(layers):
                 _replace(parent, {names.pop(layer): layer for layer in layers}, memory)
                 packed += len(layers)
     return packed

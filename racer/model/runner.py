@@ -56,7 +56,7 @@ class ModelRunner:
         self.pool = self._allocate(shapes, _places(cache_bytes, per_place, self.device), per_place)
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         on_processor = self.dtype == torch.bfloat16 and self.device.type == "cpu"
-        self._tiled = on_processor and probe.plain and tiles_attend(shapes)
+        self._by_kernels = on_processor and probe.plain and kernels_attend(shapes)
         self.compiled = compile and self._compile(probe.modules.values())
 
     def _allocate(self, shapes: list[LayerShape], places: int, bytes_per_place: int) -> KVPool:
@@ -108,7 +108,7 @@ class ModelRunner:
 
         Returns the logits of the scored rows, segment by segment, ``[rows, vocab]`` in the model's dtype.
         """
-        layout = StepLayout(segments, self.pool, self.dtype, self.device, tiled=self._tiled)
+        layout = StepLayout(segments, self.pool, self.dtype, self.device, by_kernels=self._by_kernels)
         with stepping(layout):
             output = self.model(
                 input_ids=layout.input_ids,
@@ -126,8 +126,8 @@ class ModelRunner:
             self.pool.copy_places(source, target)
 
 
-def tiles_attend(shapes: Iterable[LayerShape]) -> bool:
-    """The matrix kernels run here and can attend with heads of these sizes."""
+def kernels_attend(shapes: Iterable[LayerShape]) -> bool:
+    """The kernels run here and can attend with heads of these sizes."""
     dims = {dim for shape in shapes for dim in (shape.key_dim, shape.value_dim)}
     return all(dim % 32 == 0 and dim <= 256 for dim in dims) and load_kernels()
 

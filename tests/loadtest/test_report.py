@@ -13,6 +13,7 @@ from loadtest.curves import Measured, saturation, throughput_within
 from loadtest.report.charts import Point, Series, line_chart
 from loadtest.report.page import write_report
 from loadtest.report.words import equal_latency, saving, sentences
+from loadtest.runs import read_sweeps
 from loadtest.statistics import estimate, ratio
 from tests.loadtest.commands import here
 from tests.loadtest.records import Record, record
@@ -74,6 +75,11 @@ def test_words_state_gains_losses_and_what_is_not_known() -> None:
     assert "a token cost 51% (51% to 51%) less" in told and "At no measured load" in told
     told = "\n".join(sentences(Measured(runs(0.9, workload="prose"))))
     assert "It did not pay" in told and "prose at 16 users with racer: 0.90" in told and "a token cost more" in told
+    assert "waited longer" in told and "prose at 16 users with racer: 1.11 (1.11 to 1.11) times its latency" in told
+    late = [one | {"figures": one["figures"] | {"latency_per_token_ms": {"p90": 900.0}}} for one in runs(2.0)]
+    late = [new if new["variant"] == "racer" else old for new, old in zip(late, runs(2.0), strict=True)]
+    told_late = "\n".join(sentences(Measured(late)))
+    assert "waited longer" in told_late and "did not pay" not in told_late and "At no measured load" not in told_late
     once = [one for one in runs(2.0) if one["repeat"] == 0]
     assert "made once" in "\n".join(sentences(Measured(once)))
     stores = [one | {"figures": one["figures"] | {"store": {"hits": 5, "misses": 5, "unanswered": 10}}} for one in once]
@@ -87,14 +93,17 @@ def test_a_report_needs_no_other_file(tmp_path: Path) -> None:
     steps = {"steps": [{"users": 1, "seconds": 10}, {"users": 40, "seconds": 20}]}
     readings = [{"at_s": time, "replicas": count, "memory_bytes": 2**30} for time, count in ((0, 1), (15, 4), (30, 2))]
     scaling = record("scaling", 1, 100.0, load=steps, readings=readings)
-    page = write_report([*runs(2.0), *runs(1.1, workload="code-edit"), scaling], tmp_path, "A & B").read_text()
+    rates = [record(name, 1, 30.0 * rate, load={"rate": rate}) for name in ("plain", "racer") for rate in (0.2, 0.5)]
+    runs_of_all = [*runs(2.0), *runs(1.1, workload="code-edit"), *rates, scaling]
+    page = write_report(runs_of_all, tmp_path, "A & B").read_text()
     assert "A &amp; B" in page and "<script" not in page
     assert not re.findall(r'(?:src|href)="|url\(|@import', page)
     assert "prefers-color-scheme:dark" in page and "@media print" in page
     charts = {path.name for path in tmp_path.glob("*.svg")}
     assert charts >= {
         "support-throughput-latency.svg", "support-speedup.svg", "support-cost.svg", "support-cost-equal-latency.svg",
-        "mat.svg", "sources.svg", f"{scaling['id']}-replicas.svg", f"{scaling['id']}-memory.svg",
+        "support-open-loop.svg", "mat.svg", "sources.svg",
+        f"{scaling['id']}-replicas.svg", f"{scaling['id']}-memory.svg",
         f"{scaling['id']}-latency.svg", f"{scaling['id']}-throughput.svg",
     }  # fmt: skip
     for path in tmp_path.glob("*.svg"):
@@ -118,3 +127,19 @@ def test_several_folders_are_put_together(tmp_path: Path) -> None:
     done = here("report", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "c"), "--title", "both")
     page = (tmp_path / "c" / "report.html").read_text()
     assert done.returncode == 0 and "a: racer gave 2.00" in page and "b: racer gave 3.00" in page and "both" in page
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "runs.jsonl").write_text(lines[0])  # a run of folder b
+    done = here("report", *(str(tmp_path / name) for name in "abd"), "--output", str(tmp_path / "c"))
+    assert done.returncode == 2 and f"{tmp_path / 'b'} and {tmp_path / 'd'} both hold the run b_1 user_" in done.stderr
+
+
+def test_the_baseline_is_the_first_folders(tmp_path: Path) -> None:
+    for folder, variant in (("ours", "racer"), ("peer", "other")):
+        (tmp_path / folder).mkdir()
+        made = [one | {"baseline": one["variant"]} for one in runs(2.0, variant=variant) if one["variant"] != "plain"]
+        made += [one for one in runs(2.0) if one["variant"] == "plain" and folder == "ours"]
+        (tmp_path / folder / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reversed(made)))
+    measured = Measured(read_sweeps([tmp_path / "ours", tmp_path / "peer"]))
+    assert measured.baseline == "plain" and set(measured.variants) == {"plain", "racer", "other"}
+    gain = measured.speedup(measured.curve("support", "other")[0])
+    assert gain is not None and gain.mean == pytest.approx(2.0)

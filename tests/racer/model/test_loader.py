@@ -9,11 +9,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, BitsAndBytesConfig, T5Config
 
 from racer.config import EngineConfig
 from racer.errors import ConfigError, ModelError
 from racer.model.loader import LoadedModel, context_length, load, pick_device, pick_dtype
+from racer.model.native import load_kernels
 from tests.tiny import tiny_config
 
 OWN_CODE = """
@@ -140,13 +142,36 @@ def test_dtype_auto_follows_the_processor(
     capabilities: dict[str, bool], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    assert pick_dtype("auto", torch.device("cpu")) is expected
+    assert pick_dtype("auto", torch.device("cpu"), tiny_model_of_odd_sizes) is expected
+
+
+def tiny_model_of_odd_sizes() -> nn.Module:
+    return nn.Linear(33, 64)
+
+
+@pytest.mark.may_skip("a processor without AVX2 runs torch's own products")
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ([nn.Embedding(33, 7), nn.Linear(96, 64)], torch.bfloat16),
+        ([nn.Linear(96, 64), nn.Linear(64, 50)], torch.float32),
+        ([nn.Linear(96, 64), nn.Conv1d(32, 32, 1)], torch.float32),
+    ],
+)
+def test_dtype_auto_is_bfloat16_where_kernels_widen_it(
+    layers: list[nn.Module], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels for vectors need no bfloat16 instructions, but all of the model's products in whole blocks."""
+    if not load_kernels():
+        pytest.skip("this processor has none of AMX, AVX-512 and AVX2")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "fma3": True})
+    assert pick_dtype("auto", torch.device("cpu"), lambda: nn.Sequential(*layers)) is expected
 
 
 @pytest.mark.parametrize("supported", [True, False])
 def test_dtype_auto_follows_the_gpu(supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
-    assert pick_dtype("auto", torch.device("cuda:0")) is (torch.bfloat16 if supported else torch.float32)
+    assert pick_dtype("auto", torch.device("cuda:0"), nn.Module) is (torch.bfloat16 if supported else torch.float32)
 
 
 def fake_accelerator(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 2) -> None:

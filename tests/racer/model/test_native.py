@@ -1,4 +1,4 @@
-"""The matrix kernels compute what torch computes, row by row the same whatever else is in the batch."""
+"""The kernels compute what torch computes, row by row the same whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from racer.cache.pool import KVPool, LayerShape
 from racer.model import native
 from racer.model.layout import Segment, StepLayout
-from racer.model.native import have_tiles, load_kernels
+from racer.model.native import load_kernels, target
 
-pytestmark = pytest.mark.may_skip("a processor without matrix tiles runs torch's own products")
+pytestmark = pytest.mark.may_skip("a processor without AVX2 runs torch's own products")
 
 
 @pytest.fixture(autouse=True)
 def kernels() -> None:
-    if not have_tiles():
-        pytest.skip("this processor has no bfloat16 tiles (AMX)")
+    if not target():
+        pytest.skip("this processor has none of AMX, AVX-512 and AVX2")
     assert load_kernels(), "the kernels could not be built"
     torch.manual_seed(0)
 
@@ -32,10 +32,10 @@ def test_product(outputs: int, inputs: int, bias: bool) -> None:
     packed = torch.ops.racer.pack_weight(weight)
     for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64, 100):
         x = torch.randn(1, rows, inputs).bfloat16()
-        found = torch.ops.racer.tile_linear(x, packed, offset)
+        found = torch.ops.racer.block_linear(x, packed, offset)
         expected = torch.nn.functional.linear(x.float(), weight.float(), None if offset is None else offset.float())
         torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2)
-        alone = [torch.ops.racer.tile_linear(x[:, row : row + 1], packed, offset) for row in range(rows)]
+        alone = [torch.ops.racer.block_linear(x[:, row : row + 1], packed, offset) for row in range(rows)]
         assert torch.equal(found, torch.cat(alone, 1)), "a row depends on the others"
 
 
@@ -79,12 +79,12 @@ def test_attention(heads: int, kv_heads: int, dim: int, window: int) -> None:
             cache[:, start : start + cached] = torch.randn(kv_heads, cached, dim)
         segments.append(Segment(np.zeros(nodes, np.int32), tree(nodes, bool(branching)), start, cached))
         start += cached + nodes + 3
-    layout = StepLayout(segments, pool, torch.bfloat16, torch.device("cpu"), tiled=True)
+    layout = StepLayout(segments, pool, torch.bfloat16, torch.device("cpu"), by_kernels=True)
     tokens = layout.places.shape[0]
     query, new_keys, new_values = (torch.randn(n, tokens, dim).bfloat16() for n in (heads, kv_heads, kv_heads))
-    assert layout.tiled is not None
-    attend = torch.ops.racer.tile_attend
-    found = attend(query, new_keys, new_values, keys, values, layout.places, *layout.tiled, dim**-0.5, window)
+    assert layout.for_kernels is not None
+    attend = torch.ops.racer.block_attend
+    found = attend(query, new_keys, new_values, keys, values, layout.places, *layout.for_kernels, dim**-0.5, window)
     row = 0
     for segment in segments:
         rows = slice(row, row := row + len(segment.tokens))
@@ -92,6 +92,37 @@ def test_attention(heads: int, kv_heads: int, dim: int, window: int) -> None:
         seen = seen_by(segment.parents, segment.cached, window)
         expected = reference(query[:, rows], keys[:, places], values[:, places], seen)
         torch.testing.assert_close(found[rows].float(), expected, rtol=3e-2, atol=3e-2)
+
+
+def test_on_vectors_a_node_is_attended_as_its_path_alone() -> None:
+    """To the last bit: verification sees the very numbers that plain decoding would."""
+    if "-mamx-tile" in (target() or ()):
+        pytest.skip("matrix tiles round weights by the block of keys they lie in")
+    pool = KVPool([LayerShape(2, 64, 64)], 1200, torch.bfloat16, "cpu")
+    keys, values = pool.keys[0], pool.values[0]
+    cached, nodes = 190, 40
+    for cache in (keys, values):
+        cache.copy_(torch.randn(cache.shape))
+        cache[:, 600 : 600 + cached] = cache[:, :cached]
+    query, new_keys, new_values = (torch.randn(n, nodes, 64).bfloat16() for n in (6, 2, 2))
+
+    def attend(segment: Segment, rows: list[int]) -> Tensor:
+        layout = StepLayout([segment], pool, torch.bfloat16, torch.device("cpu"), by_kernels=True)
+        assert layout.for_kernels is not None
+        new = [tensor[:, rows] for tensor in (query, new_keys, new_values)]
+        attended: Tensor = torch.ops.racer.block_attend(
+            *new, keys, values, layout.places, *layout.for_kernels, 0.125, 0
+        )
+        return attended
+
+    parents = tree(nodes, branching=True)
+    found = attend(Segment(np.zeros(nodes, np.int32), parents, 0, cached), list(range(nodes)))
+    for leaf in range(nodes):
+        path = [leaf]
+        while parents[path[0]] >= 0:
+            path.insert(0, int(parents[path[0]]))
+        chain = Segment(np.zeros(len(path), np.int32), tree(len(path), branching=False), 600, cached)
+        assert torch.equal(attend(chain, path), found[path])
 
 
 def test_without_a_compiler_torch_runs_instead(

@@ -7,7 +7,7 @@ import torch
 from racer.errors import ConfigError, UnsupportedModelError
 from racer.model.attention import ATTENTION, packed_attention
 from racer.model.layout import Segment
-from racer.model.native import have_tiles, load_kernels
+from racer.model.native import load_kernels, target
 from racer.model.runner import ModelRunner
 from racer.model.selftest import check_verifiable
 from tests.racer.engine.helpers import loaded, prompt
@@ -35,14 +35,14 @@ def test_three_branches_equal_three_chains(family: str) -> None:
         torch.testing.assert_close(packed[7:][branch], alone[len(text) - 1 :], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.may_skip("a processor without matrix tiles runs torch's own attention")
+@pytest.mark.may_skip("a processor without AVX2 runs torch's own attention")
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_oss"])
 def test_steps_are_the_matrix_kernels_where_they_know_the_models_attention(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Soft caps and sinks are not theirs; either way the logits are those of float32."""
-    if not have_tiles():
-        pytest.skip("this processor has no bfloat16 tiles (AMX)")
+    if not target():
+        pytest.skip("this processor has none of AMX, AVX-512 and AVX2")
     assert load_kernels(), "the kernels could not be built"
     begun = []
     begin = torch.ops.racer.begin_step

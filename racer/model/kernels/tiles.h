@@ -1,45 +1,27 @@
-// Products and attention of a decoding step in bfloat16, on the processor's matrix tiles (AMX).
-//
-// racer::pack_weight   lays a weight out in tiles, once
-// racer::tile_linear   rows times packed weight
-// racer::tile_attend   attention of all sequences of a step over the key-value cache
-// racer::begin_step    from here to end_step, racer::attend of this thread is tile_attend over the next layer's cache
-// racer::top_k         most likely tokens of many rows of logits
+// Products and attention in bfloat16 on the processor's matrix tiles (AMX).
 //
 // A tile holds 16 rows of 64 bytes. tdpbf16ps multiplies 16 x 32 by 32 x 16 elements, where the second operand holds
 // pairs of consecutive rows side by side: element (k, n) at row k / 2, column 2 n + k % 2.
+#pragma once
 
 #include <immintrin.h>
-#include <omp.h>
 #include <sys/syscall.h>
-#include <torch/library.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ATen.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <optional>
-#include <tuple>
-#include <vector>
+
+#include "step.h"
 
 namespace {
 
-using Half = uint16_t;  // bfloat16 bits
-
-constexpr int64_t kTile = 16;    // rows of a tile, and 32-bit elements of its row
-constexpr int64_t kDepth = 32;   // bfloat16 elements of a tile's row
-constexpr int64_t kColumns = 32; // output features of a packed block
-constexpr int64_t kKeys = 64;    // keys that attention looks at together
-constexpr int64_t kRows = 64;    // query rows of a piece of attention's work
-constexpr int64_t kMaxDim = 256;
-constexpr int64_t kStep = 2048;  // bytes of a packed block for each 32 of its depth
+constexpr int64_t kLanes = 16;
 constexpr int64_t kAhead = 6144; // bytes of a weight that are fetched ahead by rows of one block: three steps
+
+using Floats = __m512;
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
@@ -60,13 +42,16 @@ struct alignas(64) TileConfig {
   }
 };
 
-__m512 widen16(const Half* from) {
+__m512 widen_lanes(const Half* from) {
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
+Floats splat(float value) { return _mm512_set1_ps(value); }
+Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+
 // Ask the kernel for the right to use tiles; once a process.
-bool allow_tiles() {
+bool allow() {
   constexpr int request_permission = 0x1023, tile_data = 18;
   static const bool allowed = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
   return allowed;
@@ -139,8 +124,8 @@ void product_block(const Half* x, const Half* block, const Half* bias, Half* y, 
   }
   __m512 low = _mm512_setzero_ps(), high = low;
   if (bias) {
-    low = widen16(bias);
-    high = widen16(bias + kTile);
+    low = widen_lanes(bias);
+    high = widen_lanes(bias + kTile);
   }
   for (int64_t row = 0; row < rows; ++row) {
     const __m512 a = _mm512_add_ps(_mm512_load_ps(&sums[row][0]), low);
@@ -150,77 +135,25 @@ void product_block(const Half* x, const Half* block, const Half* bias, Half* y, 
   }
 }
 
-const Half* bits(const at::Tensor& tensor) { return reinterpret_cast<const Half*>(tensor.const_data_ptr()); }
-
-// weight [outputs, depth] to [outputs / 32, depth / 32, 2, 16, 32].
-at::Tensor pack_weight(const at::Tensor& weight) {
-  TORCH_CHECK(weight.scalar_type() == at::kBFloat16 && weight.dim() == 2, "a bfloat16 matrix is wanted");
-  const int64_t outputs = weight.size(0), depth = weight.size(1);
-  TORCH_CHECK(outputs % kColumns == 0 && depth % kDepth == 0, "both sizes must be multiples of 32");
-  // [block, half, column, step, pair, 2] -> [block, step, half, pair, column, 2]
-  return weight.reshape({outputs / kColumns, 2, kTile, depth / kDepth, kTile, 2})
-      .permute({0, 3, 1, 4, 2, 5})
-      .contiguous()
-      .view({outputs / kColumns, depth / kDepth, 2, kTile, kDepth});
-}
-
-at::Tensor tile_linear(const at::Tensor& rows_in, const at::Tensor& packed, const std::optional<at::Tensor>& bias) {
-  const at::Tensor rows = rows_in.contiguous();
-  const int64_t outputs = packed.size(0) * kColumns, depth = packed.size(1) * kDepth;
-  TORCH_CHECK(rows.size(-1) == depth, "rows of ", depth, " elements are wanted");
-  auto shape = rows.sizes().vec();
-  shape.back() = outputs;
-  at::Tensor out = at::empty(shape, rows.options());
-  const int64_t count = rows.numel() / depth;
-  const Half *x = bits(rows), *w = bits(packed), *b = bias ? bits(*bias) : nullptr;
-  Half* y = reinterpret_cast<Half*>(out.data_ptr());
-  const int64_t blocks = outputs / kColumns, passes = (count + kColumns - 1) / kColumns;
-#pragma omp parallel
-  {
-    int64_t configured = 0;
-    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    const int64_t first = blocks * thread / threads, end = blocks * (thread + 1) / threads;
-    for (int64_t block = first; block < end; ++block) {
-      const Half* weight = w + block * kColumns * depth;
-      for (int64_t pass = 0; pass < passes; ++pass) {
-        const int64_t row = pass * kColumns, height = std::min(kColumns, count - row);
-        if (height != configured) configure_product(configured = height);
-        product_block(x + row * depth, weight, b ? b + block * kColumns : nullptr, y + row * outputs + block * kColumns,
-                      height, depth, outputs, fetch_of(pass, passes, block == first, block + 1 == end, weight, depth));
-      }
+// The packed blocks first..end of a product.
+void multiply(const Product& product, int64_t first, int64_t end) {
+  const auto [x, w, bias, y, count, depth, outputs] = product;
+  const int64_t passes = (count + kColumns - 1) / kColumns;
+  int64_t configured = 0;
+  for (int64_t block = first; block < end; ++block) {
+    const Half* weight = w + block * kColumns * depth;
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      const int64_t row = pass * kColumns, height = std::min(kColumns, count - row);
+      if (height != configured) configure_product(configured = height);
+      product_block(x + row * depth, weight, bias ? bias + block * kColumns : nullptr,
+                    y + row * outputs + block * kColumns, height, depth, outputs,
+                    fetch_of(pass, passes, block == first, block + 1 == end, weight, depth));
     }
-    _tile_release();
   }
-  return out;
+  _tile_release();
 }
 
 // --- attention
-
-struct Sequence {
-  int64_t row, nodes, start, cached, tree;  // tree: offset of its visibility matrix, -1 for a chain
-};
-
-struct Heads {
-  const Half* data;
-  int64_t head, token;  // strides in elements
-
-  const Half* at(int64_t h, int64_t t) const { return data + h * head + t * token; }
-};
-
-struct Work {
-  int64_t sequence, kv_head, first_row, rows;
-};
-
-struct Step {
-  Heads query, keys, values;
-  const Sequence* sequences;
-  const int32_t* depths;   // [tokens] of each node in its tree
-  const uint8_t* visible;  // node i sees node j of its tree
-  int64_t group, dim, value_dim, heads;
-  float scale;
-  int64_t window;  // 0: none
-  Half* out;
-};
 
 // A piece's rows lie in tiles of 16, side by side: what is known of a row is a lane of a vector.
 struct Scratch {
@@ -234,7 +167,7 @@ struct Scratch {
 };
 
 // 0 below e^-87: results that are not normal numbers cost the processor a hundred cycles each.
-__m512 exp16(__m512 x) {
+__m512 exp_lanes(__m512 x) {
   const __m512 least = _mm512_set1_ps(-87.0f);
   const __mmask16 normal = _mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ);
   x = _mm512_max_ps(least, x);  // in this order what is not a number stays so
@@ -307,34 +240,6 @@ void pack_values(const Step& step, int64_t head, int64_t first, int64_t count, H
   }
 }
 
-uint64_t low_bits(int64_t count) { return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1; }
-
-// Bits of the keys first..first + count that a node may look at.
-uint64_t visible_keys(const Step& step, const Sequence& s, int64_t node, int64_t first, int64_t count) {
-  const int64_t old = std::clamp<int64_t>(s.cached - first, 0, count);  // those before the tree
-  const int64_t start = first + old - s.cached;                         // the tree's node that comes next
-  uint64_t seen = low_bits(old);
-  if (old < count) {
-    uint64_t own;
-    if (s.tree < 0) {
-      own = low_bits(std::max<int64_t>(0, node + 1 - start));
-    } else {
-      const uint8_t* row = step.visible + s.tree + node * s.nodes + start;
-      own = _mm512_test_epi8_mask(_mm512_maskz_loadu_epi8(low_bits(count - old), row), _mm512_set1_epi8(1));
-    }
-    seen |= (own & low_bits(count - old)) << old;
-  }
-  if (step.window) {
-    const int32_t* depths = step.depths + s.row;
-    const int64_t lowest = s.cached + depths[node] - step.window;  // the newest position out of sight
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t position = i < old ? first + i : s.cached + depths[start + i - old];
-      if (position <= lowest) seen &= ~(uint64_t{1} << i);
-    }
-  }
-  return seen;
-}
-
 // Scores of a block of keys for one tile of rows: keys are first operands as they lie in the cache.
 void score(const Step& step, const Work& work, int64_t first, int64_t count, const Half* query, Scratch& w) {
   const Sequence& s = step.sequences[work.sequence];
@@ -374,7 +279,7 @@ void weigh(const Step& step, const uint64_t* seen, int64_t tile, Scratch& w) {
   }
   const __m512 reference =
       _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(top, lowest, _CMP_NEQ_UQ), top);  // 0 where nothing is seen yet
-  const __m512 keep = exp16(_mm512_sub_ps(before, reference));
+  const __m512 keep = exp_lanes(_mm512_sub_ps(before, reference));
   __m512 total = _mm512_mul_ps(_mm512_load_ps(w.total + tile * kTile), keep);
   uint32_t grown = _mm512_cmp_ps_mask(top, before, _CMP_GT_OQ) & ~_mm512_cmp_ps_mask(before, lowest, _CMP_EQ_OQ);
   if (grown) {
@@ -398,8 +303,8 @@ void weigh(const Step& step, const uint64_t* seen, int64_t tile, Scratch& w) {
     __m512i lines[16];
     for (int64_t i = 0; i < kTile; ++i) {
       const int64_t key = part * kDepth + 2 * i;
-      const __m512 low = exp16(_mm512_sub_ps(_mm512_load_ps(w.scores[key]), reference));
-      const __m512 high = exp16(_mm512_sub_ps(_mm512_load_ps(w.scores[key + 1]), reference));
+      const __m512 low = exp_lanes(_mm512_sub_ps(_mm512_load_ps(w.scores[key]), reference));
+      const __m512 high = exp_lanes(_mm512_sub_ps(_mm512_load_ps(w.scores[key + 1]), reference));
       total = _mm512_add_ps(total, _mm512_add_ps(low, high));
       const __m512bh halves = _mm512_cvtne2ps_pbh(high, low);
       std::memcpy(&lines[i], &halves, sizeof halves);
@@ -487,178 +392,12 @@ void attend(const Step& step, const Work& work, Scratch& w) {
   }
 }
 
-Heads heads_of(const at::Tensor& tensor) {  // [heads, tokens, dim]
-  TORCH_CHECK(tensor.scalar_type() == at::kBFloat16 && tensor.stride(2) == 1, "bfloat16 heads in one piece are wanted");
-  return {bits(tensor), tensor.stride(0), tensor.stride(1)};
+void begin_attention() {
+  TileConfig config;
+  for (int tile = 0; tile < 8; ++tile) config.set(tile, kTile);
+  config.load();
 }
 
-// Writes keys and values [kv_heads, tokens, dim] to `places` of the cache, then attends; out [tokens, heads, dim].
-// sequences int64 [n, 5]: first row, nodes, first place, cached tokens, offset into `visible` or -1.
-at::Tensor tile_attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                       const at::Tensor& cached_keys, const at::Tensor& cached_values, const at::Tensor& places,
-                       const at::Tensor& sequences, const at::Tensor& depths, const at::Tensor& visible, double scale,
-                       int64_t window) {
-  const int64_t heads = query.size(0), tokens = query.size(1), kv_heads = key.size(0);
-  const int64_t dim = query.size(2), value_dim = value.size(2), group = heads / kv_heads;
-  TORCH_CHECK(dim % kDepth == 0 && value_dim % kDepth == 0 && std::max(dim, value_dim) <= kMaxDim, "head size");
-  at::Tensor out = at::empty({tokens, heads, value_dim}, query.options());
-  const Heads new_keys = heads_of(key), new_values = heads_of(value);
-  Step step{heads_of(query), heads_of(cached_keys), heads_of(cached_values),
-            reinterpret_cast<const Sequence*>(sequences.const_data_ptr<int64_t>()), depths.const_data_ptr<int32_t>(),
-            visible.const_data_ptr<uint8_t>(), group, dim, value_dim, heads, static_cast<float>(scale), window,
-            reinterpret_cast<Half*>(out.data_ptr())};
-  const int64_t* place = places.const_data_ptr<int64_t>();
-  std::vector<Work> works;
-  for (int64_t i = 0; i < sequences.size(0); ++i) {
-    for (int64_t h = 0; h < kv_heads; ++h) {
-      const int64_t rows = step.sequences[i].nodes * group, pieces = (rows + kRows - 1) / kRows;
-      const int64_t height = ((rows + pieces - 1) / pieces + kTile - 1) / kTile * kTile;
-      for (int64_t row = 0; row < rows; row += height) works.push_back({i, h, row, std::min(height, rows - row)});
-    }
-  }
-#pragma omp parallel
-  {
-#pragma omp for schedule(static)
-    for (int64_t token = 0; token < tokens; ++token) {
-      for (int64_t h = 0; h < kv_heads; ++h) {
-        std::memcpy(const_cast<Half*>(step.keys.at(h, place[token])), new_keys.at(h, token), dim * sizeof(Half));
-        std::memcpy(const_cast<Half*>(step.values.at(h, place[token])), new_values.at(h, token),
-                    value_dim * sizeof(Half));
-      }
-    }
-    static thread_local std::unique_ptr<Scratch> scratch = std::make_unique<Scratch>();
-    TileConfig config;
-    for (int tile = 0; tile < 8; ++tile) config.set(tile, kTile);
-    config.load();
-#pragma omp for schedule(dynamic) nowait
-    for (size_t i = 0; i < works.size(); ++i) attend(step, works[i], *scratch);
-    _tile_release();
-  }
-  return out;
-}
-
-// The step that this thread is in; Python would take as long for each layer's call as the attention of a few rows.
-struct CurrentStep {
-  std::vector<at::Tensor> keys, values;  // of the layers, in the order in which they attend
-  at::Tensor places, sequences, depths, visible;
-  size_t layer = 0;
-};
-
-thread_local std::optional<CurrentStep> current_step;
-
-void begin_step(std::vector<at::Tensor> keys, std::vector<at::Tensor> values, const at::Tensor& places,
-                const at::Tensor& sequences, const at::Tensor& depths, const at::Tensor& visible) {
-  current_step.emplace(CurrentStep{std::move(keys), std::move(values), places, sequences, depths, visible});
-}
-
-void end_step() { current_step.reset(); }
-
-at::Tensor attend_next(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double scale,
-                       std::optional<int64_t> window, std::optional<double> softcap,
-                       const std::optional<at::Tensor>& sinks) {
-  if (!current_step) {
-    static const auto general = c10::Dispatcher::singleton()
-                                    .findSchemaOrThrow("racer::attend_generally", "")
-                                    .typed<decltype(attend_next)>();
-    return general.call(query, key, value, scale, window, softcap, sinks);
-  }
-  CurrentStep& step = *current_step;
-  TORCH_CHECK(!softcap && !sinks && step.layer < step.keys.size(), "not a step for the matrix kernels");
-  const size_t layer = step.layer++;
-  return tile_attend(query.select(0, 0), key.select(0, 0), value.select(0, 0), step.keys[layer], step.values[layer],
-                     step.places, step.sequences, step.depths, step.visible, scale, window.value_or(0))
-      .unsqueeze(0);
-}
-
-// --- the most likely tokens
-
-float widen(Half half) {
-  const uint32_t wide = static_cast<uint32_t>(half) << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
-// The k largest of a row, the smaller index first among equals, and their softmax probabilities.
-void top_k_row(const Half* row, int64_t length, int64_t k, std::vector<float>& block_most, float* values,
-               int32_t* tokens, float* probs) {
-  constexpr int64_t block = 128;
-  const int64_t blocks = (length + block - 1) / block;
-  block_most.assign(blocks, -std::numeric_limits<float>::infinity());
-  for (int64_t b = 0; b < blocks; ++b) {
-    const int64_t end = std::min(length, (b + 1) * block);
-    int64_t i = b * block;
-    __m512 most = _mm512_set1_ps(block_most[b]);
-    for (; i + kTile <= end; i += kTile) most = _mm512_max_ps(most, widen16(row + i));
-    float top = _mm512_reduce_max_ps(most);
-    for (; i < end; ++i) top = std::max(top, widen(row[i]));
-    block_most[b] = top;
-  }
-  int64_t found = 0;
-  for (int64_t b = 0; b < blocks; ++b) {
-    if (found == k && block_most[b] <= values[k - 1]) continue;
-    for (int64_t i = b * block; i < std::min(length, (b + 1) * block); ++i) {
-      const float value = widen(row[i]);
-      if (found == k && !(value > values[k - 1])) continue;
-      int64_t at = std::min(found, k - 1);
-      found = std::min(found + 1, k);
-      for (; at > 0 && values[at - 1] < value; --at) {
-        values[at] = values[at - 1];
-        tokens[at] = tokens[at - 1];
-      }
-      values[at] = value;
-      tokens[at] = static_cast<int32_t>(i);
-    }
-  }
-  const __m512 most = _mm512_set1_ps(values[0]);
-  __m512 sums = _mm512_setzero_ps();
-  int64_t i = 0;
-  for (; i + kTile <= length; i += kTile) sums = _mm512_add_ps(sums, exp16(_mm512_sub_ps(widen16(row + i), most)));
-  float total = _mm512_reduce_add_ps(sums);
-  for (; i < length; ++i) total += std::exp(widen(row[i]) - values[0]);
-  for (int64_t j = 0; j < k; ++j) probs[j] = std::exp(values[j] - values[0]) / total;
-}
-
-// logits [rows, vocab] to tokens int32 and probabilities float32 [rows, k].
-std::tuple<at::Tensor, at::Tensor> top_k(const at::Tensor& logits_in, int64_t k) {
-  const at::Tensor logits = logits_in.contiguous();
-  const int64_t rows = logits.size(0), vocab = logits.size(1);
-  at::Tensor tokens = at::zeros({rows, k}, logits.options().dtype(at::kInt));
-  at::Tensor probs = at::empty({rows, k}, logits.options().dtype(at::kFloat));
-  const Half* from = bits(logits);
-  int32_t* token = tokens.data_ptr<int32_t>();
-  float* prob = probs.data_ptr<float>();
-#pragma omp parallel
-  {
-    std::vector<float> block_most, values(k);
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < rows; ++row) {
-      top_k_row(from + row * vocab, vocab, k, block_most, values.data(), token + row * k, prob + row * k);
-    }
-  }
-  return {tokens, probs};
-}
+void end_attention() { _tile_release(); }
 
 }  // namespace
-
-TORCH_LIBRARY_FRAGMENT(racer, library) {
-  library.def("allow_tiles() -> bool", allow_tiles);
-  library.def("pack_weight(Tensor weight) -> Tensor");
-  library.def("tile_linear(Tensor rows, Tensor packed, Tensor? bias) -> Tensor");
-  library.def("top_k(Tensor logits, int k) -> (Tensor, Tensor)");
-  library.def(
-      "begin_step(Tensor[] keys, Tensor[] values, Tensor places, Tensor sequences, Tensor depths, Tensor visible) -> ()",
-      begin_step);
-  library.def("end_step() -> ()", end_step);
-  library.def(
-      "tile_attend(Tensor query, Tensor key, Tensor value, Tensor(a!) cached_keys, Tensor(b!) cached_values, "
-      "Tensor places, Tensor sequences, Tensor depths, Tensor visible, float scale, int window) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(racer, CPU, library) {
-  library.impl("pack_weight", pack_weight);
-  library.impl("tile_linear", tile_linear);
-  library.impl("tile_attend", tile_attend);
-  library.impl("attend", attend_next);
-  library.impl("top_k", top_k);
-}
