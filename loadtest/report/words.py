@@ -123,7 +123,7 @@ def _losses(measured: Measured) -> Iterator[str]:
     if later:
         yield f"Users waited longer for their tokens than with {base} here: {_places(later)} times its latency."
     if not slower and not later and any(cell.variant != base for cell in measured.cells.values()):
-        yield f"At no measured load did a variant give fewer tokens per second, or later ones, than {base} beyond chance."
+        yield f"At no measured load did a variant give fewer tokens per second, or later, than {base} beyond chance."
 
 
 def _places(cells: list[tuple[Cell, Estimate]]) -> str:
