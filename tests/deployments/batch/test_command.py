@@ -207,19 +207,28 @@ def test_model_chat_and_overwrite(address: str, tmp_path: Path, tiny_folder: Pat
     config = tmp_path / "c.yaml"
     args = {"models": models, "ingress_replicas": 2, "limits": {"timeout_s": 5, "choices": 9}}
     config.write_text(json.dumps({"applications": [{"import_path": "deployments.app:build_app", "args": args}]}))
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "abc"}, {"prompt": "abc", "n": 10}, {"prompt": "x" * 10}])
-    words = ["--input", source, "--output", output, "--config", config, "--address", address, "--model", "second"]
+    lines = [{"prompt": "abc"}, {"prompt": "abc", "n": 10}, {"prompt": "x" * 10}, {"prompt": "too long" * 100}]
+    inputs = [
+        write_lines(tmp_path / "in.jsonl", lines),
+        write_lines(tmp_path / "empty.jsonl", []),
+        write_lines(tmp_path / "in.txt", ["a text", "and another"]),
+        write_lines(tmp_path / "turns.jsonl", [{"question_id": 81, "category": "writing", "turns": ["one", "two"]}]),
+    ]
+    words = ["--input", *inputs, "--output", output, "--config", config, "--address", address, "--model", "second"]
     done = run(*words, "--chat", "--ordered", "--overwrite", "--body", '{"max_tokens": 4, "ignore_eos": true}')
     assert done.returncode == 0 and "core_worker" not in done.stderr, done.stderr
     note = f"note: {config}: a batch does not use models.drain_s, limits.timeout_s, ingress_replicas"
     assert done.stderr.splitlines()[0] == note
+    assert f"note: {tmp_path / 'empty.jsonl'} is empty" in done.stderr
     answered, failed = records(output), records(tmp_path / "out.errors.jsonl")
-    assert [record["custom_id"] for record in answered] == ["in.jsonl:1", "in.jsonl:3"]
-    for record in answered:
+    ids = [record["custom_id"] for record in answered]
+    assert ids == ["in.jsonl:1", "in.jsonl:3", "in.txt:1", "in.txt:2", "81"], ids
+    for record in answered[:4]:
         body = record["response"]["body"]
         assert (body["object"], body["model"]) == ("chat.completion", "second") and body["choices"][0]["message"]
-    assert [record["response"]["status_code"] for record in failed] == [400]  # limits.choices
-    assert "9" in failed[0]["response"]["body"]["error"]["message"]
+    assert [record["response"]["status_code"] for record in failed] == [400, 400]
+    assert "9" in failed[0]["response"]["body"]["error"]["message"]  # limits.choices
+    assert failed[1]["response"]["body"]["error"]["code"] == "context_length_exceeded"
     assert json.loads((tmp_path / "out.summary.json").read_text())["job"]["chat"] is True
 
 

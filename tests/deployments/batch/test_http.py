@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -40,9 +40,14 @@ def upload(client: openai.OpenAI, lines: list[Any]) -> str:
     return client.files.create(file=("in.jsonl", data), purpose="batch").id
 
 
-def begin(client: openai.OpenAI, lines: list[Any], **more: Any) -> str:
+def begin(
+    client: openai.OpenAI,
+    lines: list[Any],
+    endpoint: Literal["/v1/completions", "/v1/chat/completions"] = "/v1/completions",
+    **more: Any,
+) -> str:
     made = client.batches.create(
-        input_file_id=upload(client, lines), endpoint="/v1/completions", completion_window="24h", **more
+        input_file_id=upload(client, lines), endpoint=endpoint, completion_window="24h", **more
     )
     assert made.status == "validating"
     return made.id
@@ -94,6 +99,17 @@ def test_a_batch_from_upload_to_output(tmp_path: Path) -> None:
         assert [one.id for one in client.batches.list()] == [batch_id]
         purposes = sorted(one.purpose for one in client.files.list())
         assert purposes == ["batch", "batch_output", "batch_output"]
+
+
+def test_a_batch_of_chats(tmp_path: Path) -> None:
+    with served(tmp_path) as server, client_of(server) as client:
+        asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 4}
+        line = LINE | {"url": "/v1/chat/completions", "body": asked | {"temperature": 0}}
+        batch = ended(client, begin(client, [line], "/v1/chat/completions"))
+        (answer,) = content(client, batch.output_file_id)
+        expected = client.chat.completions.create(**line["body"])
+        message = answer["response"]["body"]["choices"][0]["message"]
+        assert message["content"] == expected.choices[0].message.content and batch.request_counts.completed == 1
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import csv, parquet
 
+from deployments.batch.engine import EngineAnswerer, EngineSpec
 from deployments.batch.journal import Journal
 from deployments.batch.outputs import Outputs
 from deployments.batch.plan import Plan
 from deployments.batch.run import Pool, Run
 from deployments.batch.worker import WorkerSettings
 from deployments.commands.serve import RAY_ENVIRONMENT
+from tests.datastore.servers import Server, free_ports
 from tests.deployments.batch.fake import FakeAnswerer, FakeSpec
 from tests.deployments.batch.helpers import batch_line, journal_of, plan_of, records, text_of, write_lines
 from tests.deployments.local import wait_until
@@ -127,6 +133,60 @@ def test_worker_and_node_lost_in_the_middle(cluster: Any, tmp_path: Path) -> Non
     assert not thread.is_alive()
     found = finished(tmp_path / "out.jsonl", journal)
     assert once_each(found, ids) and not any(record["error"] for record in found)
+
+
+def test_workers_are_added_while_there_is_work(cluster: Any, tmp_path: Path) -> None:
+    ids, log = [f"r{i}" for i in range(200)], tmp_path / "log"
+    plan = plan_of(write_lines(tmp_path / "in.jsonl", [batch_line(name, name) for name in ids]))
+    journal = journal_of(tmp_path / "out.jsonl", plan)
+    spec = FakeSpec(delay_s=0.5, log=str(log))
+    pool = Pool(1, 2, num_cpus=0.1, resources={"place": 1}, in_flight=spec.in_flight)
+    Run(plan, journal, pool, WorkerSettings(plan.files, FakeAnswerer, spec), 8).execute()
+    assert once_each(finished(tmp_path / "out.jsonl", journal), ids)
+    worker, second = Counter(line.split()[0] for line in lines_of(log)).most_common(2)
+    assert worker[1] + second[1] == len(ids) and second[1] >= 8, "there was one worker all the time"
+
+
+def test_tables_are_answered_by_column(cluster: Any, tmp_path: Path) -> None:
+    for name, write in (("a.parquet", parquet.write_table), ("b.csv", csv.write_csv)):
+        write(pyarrow.table({"id": [1, 2], "prompt": [f"{name} 1", f"{name} 2"]}), str(tmp_path / name))
+    (tables := tmp_path / "tables").mkdir()
+    plan = plan_of(tmp_path / "a.parquet", tmp_path / "b.csv", column="prompt", folder=tables)
+    journal = journal_of(tmp_path / "out.jsonl", plan)
+    start(plan, journal, FakeSpec()).execute()
+    found = finished(tmp_path / "out.jsonl", journal)
+    assert [text_of(record)[::-1] for record in found] == ["a.parquet 1", "a.parquet 2", "b.csv 1", "b.csv 2"]
+
+
+def test_what_one_worker_says_drafts_for_the_other(cluster: Any, tmp_path: Path, tiny_folder: Path) -> None:
+    """Two engines, each in a process of its own, over one store: the second repeats what the first has said."""
+    import ray
+
+    (server,) = [Server(tmp_path / "redis", port) for port in free_ports(1)]
+    server.start()
+    try:
+        engine = {"model": str(tiny_folder), "prior": False, "compile": False, "budget": 4, "source_deadline_ms": 1000}
+        models = [{"name": "demo", "engine": engine, "num_cpus": 0.1, "threads": 1}]
+        spec = EngineSpec({"models": models, "store": {"url": server.url}}, "demo")
+        worker = ray.remote(num_cpus=0.1, resources={"place": 1})(EngineAnswerer)
+        workers = [worker.remote(spec) for _ in range(2)]
+        line = batch_line("one", "abc", max_tokens=200, ignore_eos=True, temperature=0)
+        reading = plan_of(write_lines(tmp_path / "in.jsonl", [line])).files[0].reading
+        item = reading.read(json.dumps(line).encode(), 1)
+        said = []
+        for each in workers:
+            result = ray.get(each.answer.remote(item), timeout=120)
+            said.append((text_of(json.loads(result.record)), result.tally))
+            with server.client() as client:
+                wait_until(lambda: client.dbsize() > 0, "what was said is in the store", 30)
+            time.sleep(1)  # until it is there in whole
+        (text, alone), (again, helped) = said
+        assert text == again and alone.accepted.get("store", 0) == 0
+        assert helped.accepted["store"] > 50 and helped.steps < alone.steps, said
+        for each in workers:
+            ray.kill(each)
+    finally:
+        server.kill()
 
 
 def test_stop_finishes_what_is_under_way(cluster: Any, tmp_path: Path) -> None:
