@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from k8s.checks.addresses import addresses_exist, names_can_be_resolved, ports_exist, routes_lead_to_services
+from k8s.checks.network import networks_are_closed
 from k8s.checks.redis import redis_is_bounded
 from k8s.checks.references import mounts_exist, references_exist, variables_exist
 from k8s.checks.resources import images_agree, limits_cover_requests
@@ -28,6 +29,7 @@ CHECKS: tuple[Check, ...] = (
     addresses_exist,
     names_can_be_resolved,
     routes_lead_to_services,
+    networks_are_closed,
     references_exist,
     mounts_exist,
     variables_exist,

@@ -99,6 +99,33 @@ BAD: list[tuple[str, str, Spoil]] = [
     ("addresses_exist", "store.other", lambda o: serve(o, store={"url": "redis://store.other:6379"})),
     ("addresses_exist", "no port 6380", lambda o: serve(o, store={"url": "rediss://u:$REDIS_PASSWORD@redis:6380"})),
     (
+        "networks_are_closed",
+        "StatefulSet redis: no NetworkPolicy",
+        lambda o: spec(o, "NetworkPolicy redis").update(policyTypes=["Egress"]),
+    ),
+    (
+        "networks_are_closed",
+        "everybody reaches StatefulSet redis",
+        lambda o: spec(o, "NetworkPolicy redis")["ingress"][0].pop("from"),
+    ),
+    (
+        "networks_are_closed",
+        "every port of RayService racer",
+        lambda o: spec(o, "NetworkPolicy racer-ingress")["ingress"][0].pop("ports"),
+    ),
+    (
+        "networks_are_closed",
+        "RayService racer head reaches StatefulSet redis",
+        lambda o: spec(o, "NetworkPolicy redis")["ingress"][0]["from"][0]["podSelector"]["matchLabels"].pop(
+            "app.kubernetes.io/component"
+        ),
+    ),
+    (
+        "networks_are_closed",
+        "others than pods of this namespace reach StatefulSet redis",
+        lambda o: spec(o, "NetworkPolicy redis")["ingress"][0]["from"][0].update(namespaceSelector={}),
+    ),
+    (
         "references_exist",
         "no Secret racer-redis",
         lambda o: o["Secret racer-redis"]["metadata"].update(name="racer-datastore"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from k8s import generate
 from k8s.checks import problems
 from k8s.commands import main
 from k8s.generate import ROOT, generated
-from k8s.render import RenderError, render
+from k8s.render import RenderError, externals, render
 from tests.k8s import schemas
 from tests.k8s.conftest import OVERLAYS, Overlay
 
@@ -152,3 +153,49 @@ def test_check_command_names_problems(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "selectors_match: Service lost" in capsys.readouterr().out
     assert main(["check", str(ROOT / "overlays" / "dev")]) == 0
     assert main(["check", "--nonsense"]) == 2
+
+
+def test_probes_ask_health_and_ready(overlay: Get) -> None:
+    """The ingress's by our own paths; a Ray worker by its agent's, which knows whether the node can work."""
+    ingress, replicas = _at(overlay("gpu").one("RayService"), "spec", "rayClusterConfig", "workerGroupSpecs")
+    (container,) = ingress["template"]["spec"]["containers"]
+    paths = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness")}
+    assert paths == {"startup": "/ready", "readiness": "/health"}
+    agent = _at(replicas, "template", "spec", "containers", 0)["readinessProbe"]["httpGet"]
+    assert agent["path"] == "/api/healthz"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("enableInTreeAutoscaling",), True),
+        (("autoscalerOptions", "version"), "v2"),
+        (("gcsFaultToleranceOptions", "redisAddress"), "redis://gcs-redis:6379"),
+        (("headGroupSpec", "resources", "CPU"), "0"),
+        (("workerGroupSpecs", 0, "groupName"), "ingress"),
+        (("workerGroupSpecs", 1, "idleTimeoutSeconds"), 600),
+    ],
+)
+def test_the_cluster_is_as_documented(overlay: Get, path: tuple[str | int, ...], value: Any) -> None:
+    service = overlay("gpu").one("RayService")
+    assert _at(service, "spec", "rayClusterConfig", *path) == value
+    assert _at(service, "spec", "upgradeStrategy", "type") == "NewCluster"
+    for group in _at(service, "spec", "rayClusterConfig", "workerGroupSpecs"):
+        assert _at(group, "template", "spec")["topologySpreadConstraints"]
+    assert overlay("gpu").one("PodDisruptionBudget", "racer-ingress")
+
+
+@pytest.mark.parametrize("component", sorted(path.name for path in (ROOT / "components").iterdir()))
+def test_each_component_fits_the_base_alone(overlay: Get, component: str, tmp_path: Path) -> None:
+    """In an overlay of one's own, beside those that come along."""
+    folder = tmp_path / "k8s" / "overlays" / "own"
+    shutil.copytree(ROOT, tmp_path / "k8s")
+    shutil.copytree(ROOT / "overlays" / "gpu", folder)
+    settings = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    settings["components"] = [f"../../components/{component}"]
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(settings))
+    secrets = "secrets.example.yaml"  # those for TLS too
+    (folder / secrets).write_text((ROOT / "overlays" / "multi-gpu" / secrets).read_text())
+    assert problems(render(folder), externals(folder)) == []
+    kinds = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in render(folder)}
+    assert kinds != {(m["kind"], m["metadata"]["name"]) for m in overlay("gpu").manifests} or component == "monitoring"
