@@ -20,7 +20,7 @@ class Measured:
     """One prompt decoded in one mode. Times are wall-clock.
 
     busy_s    its share of the wave's time: each step's time is divided equally among the requests it served
-    step_ms, draft_ms  summed over the ``steps_timed`` steps that verified for it, whole steps, not shares
+    step_ms, draft_ms, forward_ms  summed over the ``steps_timed`` steps that verified for it, whole steps, not shares
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -29,6 +29,7 @@ class Measured:
     busy_s: float = 0.0
     step_ms: float = 0.0
     draft_ms: float = 0.0
+    forward_ms: float = 0.0
     steps_timed: int = 0
 
 
@@ -61,6 +62,7 @@ def measure(
             if result.token_ids:  # before that it was being prefilled
                 result.step_ms += latest.step_ms
                 result.draft_ms += latest.draft_ms
+                result.forward_ms += latest.forward_ms
                 result.steps_timed += 1
         for output in outputs:
             if output.error is not None:

@@ -76,6 +76,9 @@ def _row(group: str, results: list[Result]) -> Row:
         "draft_ms_per_step": None
         if mode.drafts in TRANSFORMERS
         else _ratio(sum(one.draft_ms for one in measured), timed, 4),
+        "forward_ms_per_step": None
+        if mode.drafts in TRANSFORMERS
+        else _ratio(sum(one.forward_ms for one in measured), timed, 3),
         "step_ms": _ratio(sum(one.step_ms for one in measured), timed, 3),
         "mismatches": len(differences),
         "near_ties": sum(difference.near_tie for difference in differences),
@@ -91,7 +94,7 @@ def as_table(rows: list[Row], sources: Sequence[Source]) -> str:
     """Rows as aligned text, a block for each category; ``sources`` are those whose accepted tokens are told."""
     accepted = "/".join(source.label for source in sources)
     headings = ["mode", "conc", "tokens", "steps", "budget", "MAT", "tok/s", "speedup", accepted]
-    headings += ["draft ms", "step ms", "differ"]
+    headings += ["draft ms", "forward ms", "step ms", "differ"]
     blocks = []
     for category in dict.fromkeys(row["category"] for row in rows):
         cells = [headings, *(_cells(row, sources) for row in rows if row["category"] == category)]
@@ -120,6 +123,7 @@ def _cells(row: Row, sources: Sequence[Source]) -> list[str]:
         number(row["speedup"], 2),
         "/".join(str(row["accepted_by_source"][source.label]) for source in sources),
         number(row["draft_ms_per_step"], 2),
+        number(row["forward_ms_per_step"], 1),
         number(row["step_ms"], 1),
         f"{mismatches} ({plural(ties, 'near tie')})" if mismatches else "0",
     ]

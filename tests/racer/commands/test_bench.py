@@ -38,6 +38,7 @@ KEYS = {
     "speedup",
     "accepted_by_source",
     "draft_ms_per_step",
+    "forward_ms_per_step",
     "step_ms",
     "mismatches",
     "near_ties",
@@ -82,7 +83,8 @@ def test_rows_and_identity(racer: Command, jsonl: Write) -> None:
         assert row.keys() == KEYS and row["mismatches"] == 0
         prompts = {"letters": 2, "numbers": 1, "all": 3}[row["category"]]
         assert (row["prompts"], row["tokens"]) == (prompts, 16 * prompts)
-        assert row["mat"] == round(15 * prompts / row["steps"], 4) and row["tok_per_s"] > 0 and row["step_ms"] > 0
+        assert row["mat"] == round(15 * prompts / row["steps"], 4) and row["tok_per_s"] > 0
+        assert 0 < row["draft_ms_per_step"] + row["forward_ms_per_step"] < row["step_ms"]
         if row["drafts"] == "off":
             assert (row["mat"], row["speedup"], sum(row["accepted_by_source"].values())) == (1.0, 1.0, 0)
         accepted = sum(row["accepted_by_source"].values())
@@ -278,7 +280,9 @@ def test_what_was_not_counted_is_no_number(racer: Command, jsonl: Write) -> None
     done = racer("bench", "--data", jsonl(*QUESTIONS[:1]), "--max-tokens", "1", "--drafts", "racer")
     (row,) = [row for row in summary(done.out)["rows"] if (row["drafts"], row["category"]) == ("racer", "all")]
     assert (row["tokens"], row["steps"]) == (1, 0)
-    assert [row[name] for name in ("mat", "mean_budget", "draft_ms_per_step", "step_ms")] == [None] * 4
+    assert [row[name] for name in ("mat", "mean_budget", "draft_ms_per_step", "forward_ms_per_step", "step_ms")] == [
+        None
+    ] * 5
     (cells,) = {
         line.split()[3:8] == ["1", "1", "0", "-", "-"] for line in done.out.splitlines() if "racer best" in line
     }
