@@ -119,7 +119,10 @@ class Regime:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Expected tokens per millisecond over the same drafts: by the controller, and with every fixed tree size."""
+    """Expected tokens per millisecond over the same drafts: by the controller, and with every fixed tree size.
+
+    What drafting takes is charged to both; a tree of one node takes none.
+    """
 
     rate: float
     fixed: Floats
@@ -169,7 +172,8 @@ class Machine:
             for one, size in zip(drafts, sizes, strict=True):
                 path = np.array(accepted(self._rng, one, size), np.int32)
                 self.reliability.observe(one.tree.prefix(size), path)
-        return Outcome(tokens / ms, sums / (steps * sizes_ms))
+        drafting_ms = self._draft_ms * regime.requests * (np.arange(NODES) > 0)
+        return Outcome(tokens / ms, sums / (steps * (sizes_ms + drafting_ms)))
 
 
 def measured(true_ms: TrueMs) -> StepCurve:
