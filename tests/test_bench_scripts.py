@@ -69,3 +69,17 @@ def test_gpu_check_says_so_where_there_is_none() -> None:
         pytest.skip("there is a GPU: run make test-gpu")
     done = run("gpu_check.py")
     assert done.returncode == 0 and json.loads(done.stdout)["device"] is None
+
+
+def test_gpu_check_compares_ids_with_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own functions, on the processor: none differs, and one does where acceptance is broken."""
+    check = runpy.run_path(str(BENCH / "gpu_check.py"))
+    cpu = torch.device("cpu")
+    assert check["differing"]("llama", cpu) == 0
+    broken = check["differing"].__globals__["Request"]
+    monkeypatch.setitem(
+        check["differing"].__globals__,
+        "Request",
+        lambda prompt, params: broken(prompt[::-1], params),
+    )
+    assert check["differing"]("llama", cpu) > 0
