@@ -118,15 +118,11 @@ def under_way(tmp_path: Path, ids: list[str], delay_s: float, log: Path) -> tupl
 
 
 def test_worker_and_node_lost_in_the_middle(cluster: Any, tmp_path: Path) -> None:
-    ids, log = [f"r{i}" for i in range(300)], tmp_path / "log"
-    _, journal, _, thread = under_way(tmp_path, ids, delay_s=0.3, log=log)
-
-    def workers() -> set[str]:
-        return {line.split()[0] for line in lines_of(log)}
-
-    wait_until(lambda: len(workers()) == 2 and len(lines_of(log)) > 40, "both work", 60)
+    ids, log = [f"r{i}" for i in range(400)], tmp_path / "log"
+    _, journal, _, thread = under_way(tmp_path, ids, delay_s=0.6, log=log)
+    wait_until(lambda: len(workers_in(log)) == 2 and len(lines_of(log)) > 40, "both work", 60)
     os.kill(int(lines_of(log)[-1].split()[0]), signal.SIGKILL)
-    wait_until(lambda: len(workers()) == 3, "there is a new one", 60)
+    wait_until(lambda: len(workers_in(log)) == 3, "there is a new one", 60)
     cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
     cluster.add_node(num_cpus=1, resources={"place": 1})
     thread.join(120)
@@ -136,15 +132,20 @@ def test_worker_and_node_lost_in_the_middle(cluster: Any, tmp_path: Path) -> Non
 
 
 def test_workers_are_added_while_there_is_work(cluster: Any, tmp_path: Path) -> None:
-    ids, log = [f"r{i}" for i in range(200)], tmp_path / "log"
-    plan = plan_of(write_lines(tmp_path / "in.jsonl", [batch_line(name, name) for name in ids]))
+    log = tmp_path / "log"
+    plan = plan_of(write_lines(tmp_path / "in.jsonl", [batch_line(f"r{i}", f"r{i}") for i in range(2000)]))
     journal = journal_of(tmp_path / "out.jsonl", plan)
     spec = FakeSpec(delay_s=0.5, log=str(log))
     pool = Pool(1, 2, num_cpus=0.1, resources={"place": 1}, in_flight=spec.in_flight)
-    Run(plan, journal, pool, WorkerSettings(plan.files, FakeAnswerer, spec), 8).execute()
-    assert once_each(finished(tmp_path / "out.jsonl", journal), ids)
-    worker, second = Counter(line.split()[0] for line in lines_of(log)).most_common(2)
-    assert worker[1] + second[1] == len(ids) and second[1] >= 8, "there was one worker all the time"
+    run = Run(plan, journal, pool, WorkerSettings(plan.files, FakeAnswerer, spec), 8)
+    thread = threading.Thread(target=run.execute)
+    thread.start()
+    try:
+        wait_until(lambda: len(workers_in(log)) == 2, "a second worker has come", 100)
+    finally:
+        run.stop()
+        thread.join(60)
+    assert not thread.is_alive() and int(journal.done.sum()) == len(lines_of(log))
 
 
 def test_tables_are_answered_by_column(cluster: Any, tmp_path: Path) -> None:
@@ -203,6 +204,11 @@ def test_stop_finishes_what_is_under_way(cluster: Any, tmp_path: Path) -> None:
     start(plan, resumed, FakeSpec(log=str(log))).execute()
     assert len(lines_of(log)) == 400  # and nothing is answered twice
     assert once_each(finished(tmp_path / "out.jsonl", resumed), ids)
+
+
+def workers_in(log: Path) -> set[str]:
+    """The processes that have answered."""
+    return {line.split()[0] for line in lines_of(log)}
 
 
 def lines_of(path: Path) -> list[str]:
