@@ -14,6 +14,8 @@ from racer.model.loader import LoadedModel
 from racer.text import render_chat
 from tests.racer.engine.helpers import Answer, answer, decode
 
+pytestmark = pytest.mark.timeout(900)  # whoever comes first computes the prior table
+
 QUESTIONS = [
     "Write a Python function that returns the n-th Fibonacci number.",
     "Translate to French: The weather is nice today and we are going to the beach.",

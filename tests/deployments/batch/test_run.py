@@ -132,20 +132,14 @@ def test_worker_and_node_lost_in_the_middle(cluster: Any, tmp_path: Path) -> Non
 
 
 def test_workers_are_added_while_there_is_work(cluster: Any, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    plan = plan_of(write_lines(tmp_path / "in.jsonl", [batch_line(f"r{i}", f"r{i}") for i in range(2000)]))
+    ids, log = [f"r{i}" for i in range(600)], tmp_path / "log"
+    plan = plan_of(write_lines(tmp_path / "in.jsonl", [batch_line(name, name) for name in ids]))
     journal = journal_of(tmp_path / "out.jsonl", plan)
     spec = FakeSpec(delay_s=0.5, log=str(log))
     pool = Pool(1, 2, num_cpus=0.1, resources={"place": 1}, in_flight=spec.in_flight)
-    run = Run(plan, journal, pool, WorkerSettings(plan.files, FakeAnswerer, spec), 8)
-    thread = threading.Thread(target=run.execute)
-    thread.start()
-    try:
-        wait_until(lambda: len(workers_in(log)) == 2, "a second worker has come", 100)
-    finally:
-        run.stop()
-        thread.join(60)
-    assert not thread.is_alive() and int(journal.done.sum()) == len(lines_of(log))
+    Run(plan, journal, pool, WorkerSettings(plan.files, FakeAnswerer, spec), 8).execute()
+    assert len(workers_in(log)) == 2, "there was one worker all the time"
+    assert once_each(finished(tmp_path / "out.jsonl", journal), ids)
 
 
 def test_tables_are_answered_by_column(cluster: Any, tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def chat_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing of these tests stays in the user's cache."""
+    """Nothing of these tests stays in the user's cache, and the tests after them find what is there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RACER_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
