@@ -37,8 +37,9 @@ def _too_open(world: World, pod: Pod, rule: dict[str, Any]) -> Iterator[str]:
             yield f"everybody reaches {pod.role}"
         elif not rule.get("ports"):
             yield f"everybody reaches every port of {pod.role}"
-    clients = _CLIENTS.get(component)
-    for peer in rule.get("from", []) if clients is not None else []:
+    if (clients := _CLIENTS.get(component)) is None:
+        return
+    for peer in rule.get("from", []):
         if set(peer) != {"podSelector"}:
             yield f"others than pods of this namespace reach {pod.role}"
         for other in world.selected(peer.get("podSelector", {})):
