@@ -13,6 +13,7 @@ import pytest
 from racer import Request, SamplingParams, StepOutput
 from racer.text import render_chat
 from tests.deployments.local import Served
+from tests.racer.engine.helpers import EOS
 
 CHAT: list[Any] = [{"role": "user", "content": "abc abc abc"}]
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 24}
@@ -221,6 +222,7 @@ def test_parts_and_developer_are_texts_and_system(served: Served, client: openai
         ("logit_bias", {}, {"70": 100}),
         ("seed", 1, 2),
         ("min_tokens", 0, 20),
+        ("ignore_eos", False, True),
         ("stop_token_ids", [], list(range(3, 120))),
     ],
 )
@@ -228,6 +230,8 @@ def test_every_sampling_field_does_something(http: httpx.Client, name: str, one:
     body = {"model": "tiny", "prompt": "abcabc", "seed": 3, "max_tokens": 24, "temperature": 0.9}
     if name == "min_tokens":
         body["stop_token_ids"] = list(range(3, 120))
+    if name == "ignore_eos":
+        body["logit_bias"] = {str(EOS): 3}
     answers = []
     for value in (one, other):
         for drafts in ("off", "racer"):
