@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from k8s.checks.world import Pod, World
+from k8s.checks.world import Pod, World, matches
 
 _COMPONENT = "app.kubernetes.io/component"
 _OPEN = "ingress"
@@ -17,17 +17,13 @@ def networks_are_closed(world: World) -> Iterator[str]:
     """Every pod has a policy; only the ingress is open to all; Redis servers are reached by their clients alone."""
     policies = [p for p in world.of("NetworkPolicy") if "Ingress" in p["spec"].get("policyTypes", ["Ingress"])]
     for pod in world.pods:
-        rules = [
-            (policy["metadata"]["name"], rule)
-            for policy in policies
-            if pod in world.selected(policy["spec"]["podSelector"])
-            for rule in [None, *policy["spec"].get("ingress", [])]
-        ]
-        if not rules:
+        own = [policy for policy in policies if matches(policy["spec"]["podSelector"], pod.labels)]
+        if not own:
             yield f"{pod.role}: no NetworkPolicy restricts who reaches it"
-        for name, rule in rules:
-            if rule is not None:
-                yield from (f"NetworkPolicy {name}: {problem}" for problem in _too_open(world, pod, rule))
+        for policy in own:
+            for rule in policy["spec"].get("ingress", []):
+                for problem in _too_open(world, pod, rule):
+                    yield f"NetworkPolicy {policy['metadata']['name']}: {problem}"
 
 
 def _too_open(world: World, pod: Pod, rule: dict[str, Any]) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Linear layers whose weights are laid out once for the processor's matrix instructions.
 
 torch lays a bfloat16 weight out anew at each call (oneDNN's reorder), which for the few rows of a decoding step costs
-as much as the product. The packed layer calls the same oneDNN product on weights laid out beforehand. Layers that
-multiply the same rows (queries, keys and values; gate and up) become one product, of which each takes its columns.
+as much as the product. The packed layer multiplies weights that were laid out beforehand, by a kernel of ours where one suits
+the processor and the sizes, else by oneDNN. Layers that multiply the same rows (queries, keys and values; gate and up)
+become one product, of which each takes its columns.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class PackedLinear(nn.Module):
             layers[0].weight.detach() if len(layers) == 1 else torch.cat([layer.weight for layer in layers]).detach()
         )
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        if suits_kernels(*weight.shape) and load_kernels():
+        if _by_kernel(*weight.shape):
             packed = memory.copy(torch.ops.racer.pack_weight(weight))
             self._product = torch.ops.racer.block_linear.default
         else:
@@ -103,9 +104,11 @@ class LinearPart(nn.Module):
 def can_pack(layers: Sequence[nn.Linear]) -> bool:
     """There is a packed product for these layers side by side: a kernel of ours, or oneDNN's on this processor."""
     sizes = sum(layer.out_features for layer in layers), layers[0].in_features
-    return (suits_kernels(*sizes) and load_kernels()) or (
-        bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+    return _by_kernel(*sizes) or (bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+
+
+def _by_kernel(outputs: int, inputs: int) -> bool:
+    return suits_kernels(outputs, inputs) and load_kernels()
 
 
 def kernels_suit(model: nn.Module) -> bool:

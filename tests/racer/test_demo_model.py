@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from racer import Engine, EngineConfig, Request, SamplingParams
 from racer.commands.ties import compare
 from racer.model.attention import ATTENTION
+from racer.model.layout import Segment
 from racer.model.loader import LoadedModel
+from racer.model.native import target
 from racer.text import render_chat
 from tests.racer.engine.helpers import Answer, answer, decode
 
@@ -125,3 +129,29 @@ def test_text_streams_as_the_tokenizer_would_write_it(bfloat16: Engine) -> None:
     for prompt in prompts(bfloat16):
         one = answer(bfloat16, prompt, max_tokens=40)
         assert one.text == bfloat16.tokenizer.decode(one.token_ids, skip_special_tokens=True)
+
+
+@pytest.mark.slow
+@pytest.mark.may_skip("attention on matrix tiles rounds differently for one row and for many")
+def test_without_tiles_a_nodes_logits_are_those_of_single_steps(bfloat16: Engine) -> None:
+    """To the last bit, behind a prompt in one piece, beside another request, anywhere in a tree."""
+    if "-mamx-tile" in (target() or ("-mamx-tile",)):
+        pytest.skip("this processor has matrix tiles, or no kernels of ours")
+    rng, run = np.random.default_rng(0), bfloat16.runner.run
+    text, other, drafts = (rng.integers(100, 40_000, size).astype(np.int32) for size in (90, 7, 30))
+    parents = np.array([-1, *(rng.integers(0, i) for i in range(1, len(drafts)))], np.int32)
+
+    def chain(tokens: NDArray[np.int32], start: int, cached: int) -> Segment:
+        return Segment(tokens, np.arange(-1, len(tokens) - 1, dtype=np.int32), start, cached)
+
+    run([chain(text, 0, 0)])
+    for first, end in ((0, 33), (33, 70), *((i, i + 1) for i in range(70, 90))):
+        run([chain(text[first:end], 200, first)])
+    tree = run([chain(other, 400, 0), Segment(drafts, parents, 0, len(text))])[len(other) :]
+    for leaf in range(len(drafts)):
+        path = [leaf]
+        while parents[path[0]] >= 0:
+            path.insert(0, int(parents[path[0]]))
+        for depth, node in enumerate(path):
+            alone = run([chain(drafts[node : node + 1], 200, len(text) + depth)])
+        assert torch.equal(alone[-1], tree[leaf])

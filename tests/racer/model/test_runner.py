@@ -37,7 +37,7 @@ def test_three_branches_equal_three_chains(family: str) -> None:
 
 @pytest.mark.may_skip("a processor without AVX2 runs torch's own attention")
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_oss"])
-def test_steps_are_the_matrix_kernels_where_they_know_the_models_attention(
+def test_steps_are_the_kernels_where_they_know_the_models_attention(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Soft caps and sinks are not theirs; either way the logits are those of float32."""
