@@ -1,9 +1,9 @@
 """Linear layers whose weights are laid out once for the processor's matrix instructions.
 
 torch lays a bfloat16 weight out anew at each call (oneDNN's reorder), which for the few rows of a decoding step costs
-as much as the product. The packed layer multiplies weights that were laid out beforehand, by a kernel of ours where one suits
-the processor and the sizes, else by oneDNN. Layers that multiply the same rows (queries, keys and values; gate and up)
-become one product, of which each takes its columns.
+as much as the product. The packed layer multiplies weights that were laid out beforehand, by a kernel of ours where
+one suits the processor and the sizes, else by oneDNN. Layers that multiply the same rows (queries, keys and values;
+gate and up) become one product, of which each takes its columns.
 """
 
 from __future__ import annotations
