@@ -48,7 +48,7 @@ decode: setup ## Decode PROMPT="..." with the demo model, accepted draft tokens 
 test: setup ## Run the tests; ARGS="-k name" chooses some
 	@$(call apt,redis-server,redis-server,tests of the datastore are skipped)
 	@$(call apt,prometheus,prometheus,tests of alerts and dashboard are skipped)
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m tests $(ARGS)
 
 check: $(INSTALLED) ## Format, lint and types
 	@$(PY) -m ruff format --check --quiet . || { echo "run '$(PY) -m ruff format .'" >&2; exit 1; }

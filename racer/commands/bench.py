@@ -52,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="first",
         help="turns of a conversation to decode; later ones continue plain decoding's answers (default: first)",
     )
+    parser.add_argument(
+        "--repeat",
+        type=count,
+        default=1,
+        metavar="N",
+        help="decode everything N times in each mode; of each wave the run of median time counts (default: 1)",
+    )
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     store = add_store_options(parser)
     store.add_argument(
@@ -122,7 +129,7 @@ def execute(args: argparse.Namespace) -> int:
     with AttachedStore(args) as store:
         engine = open_engine(config, store.attach_switched)
         reference = load(config) if theirs else None
-        bench = Bench(engine, modes, args.max_tokens, reference, store.switch, args.store_learn)
+        bench = Bench(engine, modes, args.max_tokens, reference, store.switch, args.store_learn, args.repeat)
         bench.warm_up()
         results: list[Result] = []
         try:
@@ -141,11 +148,12 @@ def _check_store(args: argparse.Namespace, modes: list[Mode]) -> None:
         raise ConfigError("--store-warm and --store-learn are about a store; name one with --store")
     if args.store is not None and not fed:
         raise ConfigError("no mode drafts from the store; add racer or retrieval to --drafts")
-    passes = fed * len(args.concurrency)
+    passes = fed * len(args.concurrency) * args.repeat
     if args.store_learn and passes > 1:
         raise ConfigError(
             f"with --store-learn each prompt must be decoded once with the store, but here it would be {passes} times, "
-            "each teaching the next; name one of --drafts racer or retrieval, one tree, one budget and one concurrency"
+            "each teaching the next; name one of --drafts racer or retrieval, one tree, one budget and one concurrency,"
+            " and leave --repeat out"
         )
 
 
@@ -196,6 +204,7 @@ def _report(
         "skipped": bench.skipped,
         "store": store.report(warm=args.store_warm, learn=args.store_learn),
         "max_tokens": args.max_tokens,
+        "repeat": args.repeat,
         "mismatches": len(different),
         "near_ties": near_ties,
         "differences": [

@@ -37,8 +37,12 @@ class Bench:
         reference: LoadedModel | None = None,
         store: SwitchedSource | None = None,
         store_learns: bool = False,
+        repeat: int = 1,
     ) -> None:
-        """``store``: what the modes with a store draft from, and with ``store_learns`` teach."""
+        """``store``: what the modes with a store draft from, and with ``store_learns`` teach.
+
+        ``repeat``: how often each wave is decoded in each mode; the run of median time counts.
+        """
         self.engine = engine
         self.modes = modes
         self.max_tokens = max_tokens
@@ -46,6 +50,7 @@ class Bench:
         self._reference = reference
         self._store = store
         self._store_learns = store_learns
+        self._repeat = repeat
         self._turn = 0
 
     def warm_up(self) -> None:
@@ -74,11 +79,7 @@ class Bench:
             if not prompts:
                 break
             asked = [(prompt, wave[i].item.params) for i, prompt in prompts.items()]
-            measured = {
-                mode: self._measure(mode, asked, self.max_tokens, concurrency, teach=self._store_learns)
-                for mode in rotated(self.modes, self._turn)
-            }
-            self._turn += 1
+            measured = self._measure_all(asked, concurrency)
             for place, (i, prompt) in enumerate(prompts.items()):
                 plain = measured[PLAIN][place]
                 answers[i].append(plain.text)
@@ -88,6 +89,17 @@ class Bench:
                     difference = compare(self.engine, prompt, plain.token_ids, one.token_ids, params)
                     results.append(Result(wave[i], mode, concurrency, one, difference))
         return results
+
+    def _measure_all(self, asked: list[Asked], concurrency: int) -> dict[Mode, list[Measured]]:
+        """Each mode's run of median time, of ``repeat`` in which the modes take turns."""
+        runs: dict[Mode, list[list[Measured]]] = {mode: [] for mode in self.modes}
+        for _ in range(self._repeat):
+            for mode in rotated(self.modes, self._turn):
+                runs[mode].append(self._measure(mode, asked, self.max_tokens, concurrency, teach=self._store_learns))
+            self._turn += 1
+        for of_mode in runs.values():
+            of_mode.sort(key=lambda run: sum(one.busy_s for one in run))
+        return {mode: of_mode[(self._repeat - 1) // 2] for mode, of_mode in runs.items()}
 
     def _measure(
         self, mode: Mode, asked: list[Asked], max_tokens: int, concurrency: int, *, teach: bool

@@ -120,9 +120,10 @@ class Server:
 
     def client(self, **options: Any) -> Any:
         """A ``redis.Redis`` for the test's own questions; its commands are only in part typed."""
-        tls: dict[str, Any] = {"ssl": True, "ssl_ca_certs": str(self.folder / "cert.pem")} if self.tls else {}
+        cert, key = str(self.folder / "cert.pem"), str(self.folder / "key.pem")
+        tls: dict[str, Any] = {"ssl": True, "ssl_ca_certs": cert, "ssl_certfile": cert, "ssl_keyfile": key}
         once: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
-        return redis.Redis(host="127.0.0.1", port=self.port, **(once | tls | options))
+        return redis.Redis(host="127.0.0.1", port=self.port, **(once | (tls if self.tls else {}) | options))
 
     def start(self) -> None:
         command = [program_of(self.build), *self._arguments()]

@@ -46,6 +46,25 @@ def test_a_late_reply_never_answers_another_question(own_redis: OwnRedis) -> Non
         store.close()
 
 
+def test_who_finds_no_free_connection_does_not_wait_for_it_long(own_redis: OwnRedis) -> None:
+    server = own_redis()
+    limits = Limits(contexts=1 << 14, connections=1, pool_wait_s=0.01)
+    with slow_proxy(server.port) as proxy:
+        store = open_store(f"redis://127.0.0.1:{proxy.port}", namespace="busy", fingerprint="abcd", limits=limits)
+        store.learn([TEXT])
+        proxy.delay_s = 1.0
+        found: list[int] = []
+        first = threading.Thread(target=lambda: found.append(store.lookup([TEXT[:50]], 60.0)[0][0].tokens[0]))
+        first.start()
+        time.sleep(0.2)
+        with pytest.raises(StoreTimeoutError, match="every connection to the store is in use"):
+            store.lookup([TEXT[:50]], 60.0)
+        assert first.is_alive() and not found  # so it was not waited for
+        first.join(60)
+        assert found == [150]
+        store.close()
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """SIGINT raises KeyboardInterrupt, also where the tests run in the background, which makes shells ignore it."""

@@ -198,6 +198,22 @@ def test_purge_removes_its_namespace_and_no_other(opened: Opened, namespace: str
     assert mine.purge() == 0
 
 
+def test_purge_takes_small_steps(redis_single: Server, namespace: str) -> None:
+    """By the server's own books: nothing but pages of SCAN and UNLINK of single keys, each over in no time."""
+    store = open_store(redis_single.url, namespace=namespace, fingerprint="abcd", limits=Limits(contexts=1 << 18))
+    store.learn([np.random.default_rng(0).integers(0, 40_000, 20_000).astype(np.int32)])
+    with redis_single.client() as admin:
+        keys = len(list(admin.scan_iter(f"ng1:*:{namespace}:*", count=10_000)))
+        admin.config_resetstat()
+        assert store.purge() > 1000
+        calls = {name: one["calls"] for name, one in admin.info("commandstats").items()}
+        assert not list(admin.scan_iter(f"ng1:*:{namespace}*", count=10_000))
+    allowed = {"scan", "unlink", "config|resetstat", "info", "hello", "client|setinfo", "select", "ping"}
+    assert {name.removeprefix("cmdstat_") for name in calls} <= allowed, calls
+    assert calls["cmdstat_unlink"] >= keys > 1000 and calls["cmdstat_scan"] >= keys // 1024
+    store.close()
+
+
 def test_stats_say_what_is_held(opened: Opened, namespace: str) -> None:
     store = opened(contexts=1 << 15)
     store.learn([text(6, 1000), text(7, 500)])

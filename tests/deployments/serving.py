@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -18,6 +18,9 @@ from tests.deployments.local import wait_until
 PORT = 18471
 ROOT = f"http://127.0.0.1:{PORT}"
 BODY: dict[str, Any] = {"model": "demo", "prompt": "The capital of France is", "temperature": 0, "max_tokens": 24}
+
+
+Result = TypeVar("Result")
 
 
 class Endpoint:
@@ -99,12 +102,21 @@ def ask(**changes: Any) -> str:
 
 def replica_pids(deployment: str = "model-demo") -> list[int]:
     """Processes of a deployment's replicas."""
+    return on_replicas(deployment, lambda replica: os.getpid())
+
+
+def on_replicas(deployment: str, ask: Callable[[Any], Result]) -> list[Result]:
+    """What each of a deployment's replicas answers; ``ask`` gets the object that Serve made of our class."""
     import ray
     from ray.serve._private.constants import SERVE_NAMESPACE
+
+    def there(actor: Any) -> Result:
+        return ask(actor._replica_impl._user_callable_wrapper._callable)
 
     found = []
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == SERVE_NAMESPACE and deployment in actor["name"]:
-            handle = ray.get_actor(actor["name"], namespace=SERVE_NAMESPACE)
-            found.append(int(ray.get(handle.__ray_call__.remote(lambda _: os.getpid()))))
+            with suppress(ValueError, ray.exceptions.RayActorError):  # it has gone meanwhile
+                handle = ray.get_actor(actor["name"], namespace=SERVE_NAMESPACE)
+                found.append(ray.get(handle.__ray_call__.remote(there)))
     return found

@@ -226,16 +226,22 @@ def test_change_of_the_engine_loses_no_request(endpoint: Endpoint) -> None:
     before, expected = set(replica_pids()), ask(drafts="off")
     stop = asyncio.Event()
 
-    async def keep_asking(http: httpx.AsyncClient) -> list[tuple[int, str]]:
+    async def keep_asking(http: httpx.AsyncClient, stream: bool) -> list[tuple[int, str]]:
         answers = []
         while not stop.is_set():
-            answer = await http.post("/v1/completions", json=BODY)
-            answers.append((answer.status_code, answer.json()["choices"][0]["text"]))
+            answer = await http.post("/v1/completions", json=BODY | {"stream": stream})
+            if stream:
+                lines = [line for line in answer.text.splitlines() if line]
+                assert lines[-1] == "data: [DONE]", lines[-1]
+                bodies = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+            else:
+                bodies = [answer.json()]
+            answers.append((answer.status_code, "".join(body["choices"][0]["text"] for body in bodies)))
         return answers
 
     async def load() -> list[tuple[int, str]]:
         async with httpx.AsyncClient(base_url=ROOT, timeout=200) as http:
-            tasks = [asyncio.create_task(keep_asking(http)) for _ in range(3)]
+            tasks = [asyncio.create_task(keep_asking(http, stream)) for stream in (False, True, True)]
             engine = {"model": "demo", "prior": False, "compile": False, "budget": 8, "max_running": 16}
             await asyncio.to_thread(deploy, model={"engine": engine})
             await asyncio.to_thread(wait_until, lambda: before.isdisjoint(replica_pids()), "all are new", 120)

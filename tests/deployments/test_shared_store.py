@@ -56,7 +56,8 @@ def tls_cluster(folder: Path) -> Generator[list[Server]]:
     nodes = [Server(folder / str(port), port, *options, tls=True) for port in free_ports(3)]
     try:
         for node in nodes:
-            shutil.copy(folder / "cert.pem", node.folder)
+            for name in ("cert.pem", "key.pem"):
+                shutil.copy(folder / name, node.folder)
             node.start()
         join_cluster(nodes)
         for node in nodes:

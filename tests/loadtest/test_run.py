@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.arrivals import poisson
 from tests.deployments.local import wait_until
 from tests.loadtest.commands import here, last_line, loadtest
 from tests.loadtest.scripted import ROLE, Body, Reply, Scripted, answer, event, piece, scripted
@@ -189,6 +190,42 @@ def test_workers_share_the_load_and_locusts_page_shows_it(free_port: int, other_
     assert server.most_open == 4 and {row["name"] for row in shown["stats"]} >= {"support"}
     asked = Counter(body["messages"][-1]["content"] for _, body in server.seen)
     assert set(asked.values()) == {1}  # no conversation is played by both
+
+
+def distributed(server: Scripted, port: int, *options: str) -> dict[str, Any]:
+    """What a master with two workers tells of a load."""
+    command = [sys.executable, "-m", "loadtest", "run", "--worker", f"127.0.0.1:{port}"]
+    workers = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
+    try:
+        master = ["run", "--url", server.url, "--json", "--master", f"127.0.0.1:{port}", "--workers", "2", *options]
+        done = loadtest(*master)
+        assert done.returncode == 0, done.stderr
+        assert [worker.wait(20) for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                worker.kill()
+    found: dict[str, Any] = last_line(done)["figures"]
+    return found
+
+
+def test_workers_share_the_arrivals_of_an_open_loop(free_port: int) -> None:
+    with scripted(lambda number, body: answer(0.5)) as server:
+        found = distributed(server, free_port, "--rate", "20", "--duration", "3", "--workload", "prose")
+    assert found["failed"] == 0 and found["requests"] == len(server.seen) == len(list(poisson(20.0, 1, 3.0)))
+    asked = Counter(str(body["messages"]) for _, body in server.seen)
+    assert set(asked.values()) == {1}  # no arrival is played by both
+
+
+def test_workers_share_a_replay(free_port: int, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"prompt": f"p{i}", "at_s": 0.5 * i}) + "\n" for i in range(8)))
+    with scripted(lambda number, body: answer()) as server:
+        options = ["--workload", str(log), "--replay", "2", "--output", str(tmp_path / "out")]
+        found = distributed(server, free_port, *options)
+    assert found["failed"] == 0 and sorted(body["prompt"] for _, body in server.seen) == [f"p{i}" for i in range(8)]
+    kept = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    assert sorted(sample["start_s"] for sample in kept) == [0.25 * i for i in range(8)]
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,35 @@ def test_workloads_are_what_they_are_called() -> None:
     assert (
         len({rules["content"] for rules, _ in support}) == 1 and len({asked["content"] for _, asked in support}) == 20
     )
+
+
+def test_documents_hold_what_is_asked_of_them() -> None:
+    for n in range(30):
+        turns = open_workload("rag", 1).conversation(n).turns
+        handbook, question = turns[0].messages[-1]["content"].rsplit("\n\n", 1)
+        titles = [title.lower() for title in re.findall(r"^\d+\. (.+)$", handbook, re.MULTILINE)]
+        asked = [question, *(turn.messages[-1]["content"] for turn in turns[1:])]
+        about = [next(title for title in titles if title in one) for one in asked]
+        assert len(set(about)) == len(turns) and 4 <= len(titles) <= 6
+        assert "{" not in handbook and re.search(r"\d", handbook)
+        (minutes,) = (turn.messages[-1]["content"] for turn in open_workload("summary", 1).conversation(n).turns)
+        assert 8 <= minutes.count(".") - 1 <= 40 and "{" not in minutes and minutes.startswith("Sum up")
+
+
+def test_an_agent_gets_its_tools_results_one_by_one() -> None:
+    """Every result is JSON, and each turn sends only what is new."""
+    lengths = set()
+    for n in range(30):
+        first, *later = open_workload("agent", 1).conversation(n).turns
+        assert [message["role"] for message in first.messages] == ["system", "user"]
+        assert '"tool"' in first.messages[0]["content"] and first.messages[1]["content"].startswith("Task: ")
+        for turn in later:
+            (message,) = turn.messages
+            result, _, then = message["content"].partition("\n")
+            assert isinstance(json.loads(result.removeprefix("Result: ")), dict) and then
+        assert "customer" in later[0].messages[0]["content"] and "orders" in later[1].messages[0]["content"]
+        lengths.add(len(later))
+    assert lengths == {2, 3, 4}
 
 
 def write(path: Path, *lines: object) -> FromFile:

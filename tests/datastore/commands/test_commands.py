@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,25 @@ def test_ingest_tells_what_it_did(datastore: Command, redis_single: Server, tmp_
     )
     stats = datastore("stats", "--json", url=redis_single.url).json
     assert stats["tokens_learned"] == tokens and 0 < stats["contexts"] <= 3 * tokens
+
+
+def test_ingest_says_how_far_it_is(
+    datastore: Command, redis_single: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Share, tokens, rate and time left: a line now and then where stderr is no terminal."""
+    monkeypatch.setattr("datastore.ingest.BATCH_CHARACTERS", 4096)
+    monkeypatch.setattr("datastore.commands.bar.LINE_S", 0.0)
+    for i in range(20):
+        (tmp_path / f"{i:02}.txt").write_text("".join(f"file {i} line {j}\n" for j in range(200)))
+    done = datastore("ingest", str(tmp_path), url=redis_single.url)
+    lines = [line for line in done.err.splitlines() if "tokens/s" in line]
+    shown = re.compile(r"(\d+)%: ([\d,]+) tokens, [\d,]+ tokens/s(, \d+:\d\d:\d\d left)?")
+    found = [shown.fullmatch(line) for line in lines]
+    assert len(found) >= 10 and all(found), lines
+    shares = [int(one[1]) for one in found if one]
+    assert shares == sorted(shares) and shares[0] < 20 and shares[-1] == 100
+    assert sum(one[3] is not None for one in found if one) >= len(found) - 1
+    assert f"{found[-1][2]} tokens of 20 files learned" in done.out  # type: ignore[index]
 
 
 def test_ingest_names_what_it_cannot_read_and_exits_2(datastore: Command, redis_single: Server, tmp_path: Path) -> None:

@@ -176,6 +176,15 @@ def test_interrupted_killed_and_resumed(
     assert "body was" in told and told.count("\n") == 1
 
     with begun("--resume", "--body", json.dumps(body)) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        while "Ctrl-C again ends at once" not in (line := process.stderr.readline()):
+            assert line, "it ended without a word"
+        process.send_signal(signal.SIGTERM)
+        told = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and "--resume goes on" in told and "Traceback" not in told, told
+
+    with begun("--resume", "--body", json.dumps(body)) as process:
         process.send_signal(signal.SIGKILL)
     assert not output.exists()
 

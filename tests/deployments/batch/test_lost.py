@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
+import os
+import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -18,7 +21,7 @@ import ray
 from deployments.batch import run
 from deployments.batch.answers import Result
 from deployments.batch.batch_run import BatchRun
-from deployments.batch.journal import table_of
+from deployments.batch.journal import Journal, table_of
 from deployments.batch.locations import Location
 from deployments.batch.outputs import Outputs
 from deployments.batch.records import RecordFile
@@ -30,6 +33,45 @@ from tests.deployments.batch.helpers import batch_line, records, write_lines
 from tests.deployments.local import wait_until
 
 # --- while parts become the output
+
+
+def killed_while_finishing(output: Path, owner: type, name: str) -> None:
+    """A process that has all records is killed when it is about to call ``owner.name`` for the first time."""
+
+    def die(*args: object, **options: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    outputs = Outputs(str(output))
+    with outputs.opened({}, 2, resume=False, overwrite=False) as journal:
+        assert journal is not None
+        journal.add(table_of([(i, Result(f"record {i}".encode(), False)) for i in range(2)]))
+        journal.flush()
+        setattr(owner, name, die)
+        outputs.finish(journal, {"job": {}}, ordered=True)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "complete"),
+    [
+        (Journal, "records", False),  # when nothing of the output is there
+        (Location, "write", False),  # answers are, the summary is not
+        (Journal, "discard", True),  # all is, and parts as well
+    ],
+)
+def test_killed_while_parts_become_the_output(tmp_path: Path, owner: type, name: str, complete: bool) -> None:
+    output = tmp_path / "out.jsonl"
+    process = multiprocessing.get_context("fork").Process(target=killed_while_finishing, args=(output, owner, name))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    outputs = Outputs(str(output))
+    with outputs.opened({}, 2, resume=True, overwrite=False) as journal:
+        assert (journal is None) == complete
+        if journal is not None:
+            assert journal.done.all()
+            outputs.finish(journal, {"job": {}}, ordered=True)
+    assert output.read_bytes() == b"record 0\nrecord 1\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.summary.json"]
 
 
 def finish(outputs: Outputs) -> None:

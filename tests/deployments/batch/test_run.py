@@ -18,6 +18,7 @@ from pyarrow import csv, parquet
 
 from deployments.batch.engine import EngineAnswerer, EngineSpec
 from deployments.batch.journal import Journal
+from deployments.batch.locations import Location
 from deployments.batch.outputs import Outputs
 from deployments.batch.plan import Plan
 from deployments.batch.run import Pool, Run
@@ -32,8 +33,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A head, and two nodes with a place for a worker each."""
+def cluster(bucket: str) -> Iterator[Any]:
+    """A head, and two nodes with a place for a worker each, whose environment has the bucket's credentials."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -198,6 +199,32 @@ def test_stop_finishes_what_is_under_way(cluster: Any, tmp_path: Path) -> None:
     start(plan, resumed, FakeSpec(log=str(log))).execute()
     assert len(lines_of(log)) == 400  # and nothing is answered twice
     assert once_each(finished(tmp_path / "out.jsonl", resumed), ids)
+
+
+def test_from_an_object_store_and_back(cluster: Any, bucket: str, tmp_path: Path) -> None:
+    """Read by the workers, interrupted and resumed, without a local file."""
+    ids, log = [f"r{i}" for i in range(200)], tmp_path / "log"
+    for name, part in (("a", ids[:120]), ("b", ids[120:])):
+        lines = "".join(json.dumps(batch_line(one, one)) + "\n" for one in part)
+        Location.of(bucket.format(f"run/{name}.jsonl")).write(lines.encode())
+    plan = plan_of(bucket.format("run/*.jsonl"))
+    outputs = Outputs(bucket.format("done/answers.jsonl"))
+    with outputs.opened({}, plan.requests, resume=False, overwrite=False) as journal:
+        assert journal is not None
+        run = start(plan, journal, FakeSpec(delay_s=0.4, log=str(log)))
+        thread = threading.Thread(target=run.execute)
+        thread.start()
+        wait_until(lambda: len(lines_of(log)) > 20, "some are answered", 60)
+        run.stop()
+        thread.join(60)
+    assert not outputs.answers.exists() and 20 < len(lines_of(log)) < len(ids)
+    with outputs.opened({}, plan.requests, resume=True, overwrite=False) as journal:
+        assert journal is not None
+        start(plan, journal, FakeSpec(log=str(log))).execute()
+        outputs.finish(journal, {"job": {}}, ordered=True)
+    found = [json.loads(line) for line in outputs.answers.read().splitlines()]
+    assert [record["custom_id"] for record in found] == ids and len(lines_of(log)) == len(ids)
+    assert [text_of(record)[::-1] for record in found] == ids
 
 
 def workers_in(log: Path) -> set[str]:

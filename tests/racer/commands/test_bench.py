@@ -92,6 +92,26 @@ def test_rows_and_identity(racer: Command, jsonl: Write) -> None:
     assert max(row["mat"] for row in rows) > 1.2
 
 
+def test_of_repeated_runs_the_median_counts(racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"off": iter([9.0, 1.0, 2.0]), "racer": iter([0.5, 8.0, 1.0])}
+    order: list[str] = []
+
+    def timed(engine: Engine, mode: Mode, prompts: list[Any], params: Any, concurrency: int) -> list[Measured]:
+        measured = measure(engine, mode, prompts, params, concurrency)
+        if len(prompts) == 2:  # not while warming up
+            order.append(str(mode.drafts))
+            measured[0].busy_s, measured[1].busy_s = next(times[str(mode.drafts)]), 0.0
+        return measured
+
+    monkeypatch.setattr(waves, "measure", timed)
+    options = ("--max-tokens", "16", "--drafts", "racer", "--concurrency", "2", "--repeat", "3", "--json")
+    result = summary(racer("bench", "--data", jsonl(*QUESTIONS[1:3]), *options).out)
+    rows = {row["drafts"]: row for row in result["rows"] if row["category"] == "all"}
+    assert (order, result["repeat"]) == (["off", "racer", "racer", "off", "off", "racer"], 3)
+    assert rows["off"]["tok_per_s"] == round(32 / 2.0, 3) and rows["racer"]["tok_per_s"] == round(32 / 1.0, 3)
+    assert rows["racer"]["prompts"] == 2 and rows["racer"]["tokens"] == 32
+
+
 def test_table_comes_before_the_json(racer: Command, jsonl: Write) -> None:
     out = racer("bench", "--data", jsonl(*QUESTIONS), "--max-tokens", "4", "--drafts", "racer").out
     assert [line for line in out.splitlines() if line.startswith("==")] == ["== letters", "== numbers", "== all"]

@@ -136,6 +136,7 @@ def test_interrupt_tells_what_the_store_did_so_far(
         (("--store", "memory://", "--drafts", "logits"), "no mode drafts from the store; add racer or retrieval"),
         (("--store", "memory://", "--store-learn", "--tree", "best,paper"), "it would be 2 times"),
         (("--store", "memory://", "--store-learn", "--concurrency", "1,2,3"), "it would be 3 times"),
+        (("--store", "memory://", "--store-learn", "--repeat", "2"), "it would be 2 times"),
         (("--store", "nowhere://"), "store 'nowhere:': use a URL that begins with one of memory"),
     ],
 )

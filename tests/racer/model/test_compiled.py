@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch._inductor import cpu_vec_isa
 from racer import Engine, EngineConfig, Request, SamplingParams
 from racer.model import compiled
 from racer.model.compiled import repeated_blocks
-from tests.racer.engine.helpers import decode, loaded, prompt, tiny_engine
+from tests.racer.engine.helpers import answer, decode, loaded, prompt, tiny_engine
 from tests.tiny import tiny_model
 
 
@@ -33,6 +35,47 @@ def test_ids_equal_generate(family: str) -> None:
     assert [choices[0].token_ids for choices in together] == expected
     alone = [decode(engine, [Request(text, params)])[0][0].token_ids for text in prompts]
     assert alone == expected
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.9, "top_p": 0.9, "seed": 1},
+        {"temperature": 0.7, "top_k": 20, "min_p": 0.02, "seed": 2},
+        {"frequency_penalty": 1.5, "repetition_penalty": 1.3, "logit_bias": {7: -100.0, 9: 5.0}},
+        {"temperature": 0.8, "presence_penalty": -1.0, "seed": 3, "logprobs": 3},
+    ],
+    ids=["nucleus", "top-k", "penalties", "logprobs"],
+)
+def test_sampled_and_shaped_tokens_are_those_of_the_layers_as_written(params: dict[str, Any]) -> None:
+    """With drafts and without, alone and beside others."""
+    made, plain = (tiny_engine(compile=one, budget=12) for one in (True, False))
+    assert made.runner.compiled and not plain.runner.compiled
+    asked = {"max_tokens": 24, "ignore_eos": True} | params
+    texts = [prompt(5, 1), prompt(14, 2) * 3, prompt(40, 3)]
+    expected = [answer(plain, text, drafts="off", **asked) for text in texts]
+    together = decode(made, [Request(text, SamplingParams(**asked)) for text in texts])
+    for one, (other,), text in zip(expected, together, texts, strict=True):
+        assert other.token_ids == one.token_ids == answer(made, text, drafts="off", **asked).token_ids
+        for theirs, ours in zip(one.logprobs, other.logprobs, strict=True):
+            assert theirs.logprob == pytest.approx(ours.logprob, abs=1e-3)
+
+
+SECOND_START = """
+from torch._dynamo.utils import counters
+from tests.racer.engine.helpers import tiny_engine
+assert tiny_engine(compile=True).runner.compiled
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+@pytest.mark.slow
+def test_a_second_start_loads_what_the_first_compiled() -> None:
+    assert tiny_engine(compile=True).runner.compiled
+    command = [sys.executable, "-c", SECOND_START]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    hits, misses = map(int, done.stdout.split())
+    assert hits > 0 == misses
 
 
 def test_models_of_one_process_do_not_disturb_each_other() -> None:

@@ -1,0 +1,51 @@
+"""All tests in two processes of pytest: those with clusters, which mostly wait, beside those that compute.
+
+    python -m tests [options of pytest]
+
+Where options name files or folders, one process runs these. What the second process prints comes after the first's.
+Exit code: 0 if both have passed, 5 if neither found a test, else that of the first that failed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent
+WITH_CLUSTERS = ("deployments", "k8s", "loadtest")
+_NONE_FOUND = 5
+
+
+def halves() -> tuple[list[str], list[str]]:
+    """Folders and files of tests: those with clusters, and all others."""
+    found = [
+        path for path in sorted(ROOT.iterdir()) if path.name.startswith("test_") or (path / "__init__.py").exists()
+    ]
+    first = [str(path) for path in found if path.name in WITH_CLUSTERS]
+    return first, [str(path) for path in found if path.name not in WITH_CLUSTERS]
+
+
+def main(options: list[str]) -> int:
+    """Run them."""
+    pytest = [sys.executable, "-m", "pytest", *options]
+    if any(Path(option.partition("::")[0]).exists() for option in options):
+        return subprocess.run(pytest, check=False).returncode
+    first, second = halves()
+    # One thread: a step of several waits for all of them at each of its barriers, while clusters take their cores.
+    # Yielding: their tests have limits of time.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = ["nice", "-n", "5", *pytest, *second]
+    with tempfile.TemporaryFile("w+") as output:
+        with subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT) as beside:
+            codes = [subprocess.run([*pytest, *first], check=False).returncode, beside.wait()]
+        output.seek(0)
+        print(output.read(), end="", flush=True)
+    failed = [code for code in codes if code not in (0, _NONE_FOUND)]
+    return failed[0] if failed else min(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
