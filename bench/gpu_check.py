@@ -1,4 +1,4 @@
-"""One short run on a GPU: greedy ids against ``model.generate``, and a step's time against its tokens.
+"""One short run on a GPU: greedy ids against ``model.generate``, and a step's time by its tokens, eager and by graphs.
 
     python bench/gpu_check.py [--device cuda] [--layers N]
 
@@ -42,8 +42,8 @@ SHAPE_7B = {
 }
 
 
-def differing(family: str, device: torch.device) -> int:
-    """Prompts of a tiny model in float32 whose drafted ids are not those of ``model.generate``."""
+def differing(family: str, device: torch.device) -> dict[str, int]:
+    """Prompts of a tiny model in float32 whose drafted ids are not ``model.generate``'s, without graphs and with."""
     model = tiny_model(family).to(device)
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(3, 256, length).tolist()) for length in (5, 14, 40)]
@@ -56,9 +56,16 @@ def differing(family: str, device: torch.device) -> int:
     loaded = LoadedModel(
         model, byte_tokenizer(), family, model.dtype, device, model.config.vocab_size, 512, frozenset([2]), family
     )
-    engine = Engine(
-        EngineConfig(prior=False, compile=False, cache_bytes=1 << 23, budget=16, device=str(device)), loaded=loaded
-    )
+    return {
+        name: _differing(loaded, prompts, expected, device, compile=name == "graphs") for name in ("eager", "graphs")
+    }
+
+
+def _differing(
+    loaded: LoadedModel, prompts: list[Any], expected: list[list[int]], device: torch.device, *, compile: bool
+) -> int:
+    config = EngineConfig(prior=False, compile=compile, cache_bytes=1 << 23, budget=16, device=str(device))
+    engine = Engine(config, loaded=loaded)
     params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
     requests = [Request(prompt, params) for prompt in prompts]
     found: dict[str, list[int]] = {request.request_id: [] for request in requests}
@@ -100,17 +107,24 @@ def main() -> int:
         return 0
     device = torch.device(args.device)
     wrong = {family: differing(family, device) for family in FAMILIES}
-    runner = ModelRunner(large_model(args.layers, device), 1 << 30)
-    report = {
+    runner = ModelRunner(large_model(args.layers, device), 1 << 30, compile=device.type == "cuda")
+    graphs, runner.graphs = runner.graphs, None
+    report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "torch": torch.__version__,
         "differing": wrong,
         "layers": args.layers,
-        "step_ms": {str(n): step_ms(runner, n, branching=False) for n in TOKENS},
-        "tree_step_ms": {str(n): step_ms(runner, n, branching=True) for n in TOKENS},
+        "graphs": graphs is not None,
     }
+    for name, used in (("eager", None), ("graphs", graphs)):
+        if name == "eager" or used is not None:
+            runner.graphs = used
+            report[name] = {
+                "step_ms": {str(n): step_ms(runner, n, branching=False) for n in TOKENS},
+                "tree_step_ms": {str(n): step_ms(runner, n, branching=True) for n in TOKENS},
+            }
     print(json.dumps(report))
-    return 1 if any(wrong.values()) else 0
+    return 1 if any(count for one in wrong.values() for count in one.values()) else 0
 
 
 if __name__ == "__main__":

@@ -94,7 +94,9 @@ class EngineConfig(Validated):
     )
     device: str = Field("auto", description="auto: cuda where there is one, else cpu; or a torch device string")
     trust_remote_code: bool = Field(False, description="run Python code that the model's repository brings")
-    compile: bool = Field(True, description="let torch's compiler make code of the model's layers, where it can")
+    compile: bool = Field(
+        True, description="on a processor code of the layers by torch's compiler, on a GPU CUDA graphs, where they work"
+    )
 
     drafts: Drafts = Field(Drafts.RACER, description="sources of draft tokens")
     tree: TreeShape = Field(TreeShape.BEST, description="how the draft tree is grown")

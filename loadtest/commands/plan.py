@@ -15,7 +15,7 @@ from loadtest.errors import UserError
 from loadtest.files import read_mapping
 from loadtest.fleets import FleetResult, Scaling, SharedStore
 from loadtest.plan import Json, ReplicaCurve, Slo, Traffic, curves, fixed_fleet
-from loadtest.runs import RUNS, read_runs
+from loadtest.runs import RUNS, read_sweeps
 from loadtest.settings import Section, parse
 from loadtest.simulate import Fleet
 
@@ -33,7 +33,9 @@ _WARM_REQUESTS = 500.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--measured", metavar="DIR", type=Path, required=True, help="folder of a sweep")
+    parser.add_argument(
+        "--measured", metavar="DIR", type=Path, nargs="+", required=True, help="folders of sweeps, put together"
+    )
     parser.add_argument(
         "--traffic", required=True, metavar="R|FILE", help="requests a second for an hour, or a YAML file"
     )
@@ -61,9 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Print the plan."""
     _refuse_useless(args)
-    records = read_runs(args.measured)
+    records = read_sweeps(args.measured)
     if not records:
-        raise UserError(f"{args.measured / RUNS} holds no runs; make some with: python -m loadtest sweep GRID.yaml")
+        raise UserError(f"{args.measured[0] / RUNS} holds no runs; make some with: python -m loadtest sweep GRID.yaml")
     measured = Measured(records)
     workload = args.workload or _only(measured)
     known, slo, traffic = curves(measured, workload), _slo(args.slo), _traffic(args.traffic)

@@ -23,6 +23,7 @@ class LayerShape:
 class KVPool:
     """Keys ``[kv_heads, places, key_dim]`` and values of every layer, at places that the caller accounts for.
 
+    Behind them lies one spare place, for what nobody reads; it holds zeros until it is written.
     Layers of one shape share a stacked tensor, so that moving places is a few operations whatever the depth.
     Memory of places never written is not touched (on CPU it costs no resident memory).
     """
@@ -38,7 +39,8 @@ class KVPool:
         for shape in dict.fromkeys(shapes):
             layers = [i for i, other in enumerate(shapes) if other == shape]
             for views, dim in ((self.keys, shape.key_dim), (self.values, shape.value_dim)):
-                stack = torch.empty(len(layers), shape.kv_heads, places, dim, dtype=dtype, device=device)
+                stack = torch.empty(len(layers), shape.kv_heads, places + 1, dim, dtype=dtype, device=device)
+                stack[:, :, places].zero_()
                 self._stacks.append(stack)
                 for row, layer in enumerate(layers):
                     views[layer] = stack[row]

@@ -2,7 +2,7 @@
 
 One :class:`Drafter` serves an engine; one :class:`RequestDrafts` serves a choice of a request, is opened with it and
 dropped with it. What it drafts depends on that request's own text and logits, on the prior table, and on the
-continuations it is handed, on nothing else.
+continuations it is handed and how they fared, on nothing else.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from racer.draft.mixture import MixtureParams, default_params
 from racer.draft.paper import grow_chain, grow_paper
 from racer.draft.prior import PriorTable
 from racer.draft.reliability import Reliability
-from racer.draft.sources import Continuation, pool
+from racer.draft.sources import Continuation, longest_match, pool
 from racer.draft.tree import DraftTree
+from racer.draft.trust import StoreTrust
 from racer.patience import told_if_slow
 
 _log = logging.getLogger(__name__)
@@ -119,6 +120,9 @@ class RequestDrafts:
         self.learns_prompt_logits = self._uses_logits and not knows_both
         """Prompts' logits add nothing to text and the model's prior table (docs/log.md), and cost a large product."""
         self._free = drafter.free if model_too else drafter.no_rows
+        self._trust = StoreTrust()
+        self._pooled = (0, 1.0)
+        """Tokens that the latest tree's continuations match, and the trust they were given."""
 
     @property
     def automaton(self) -> Automaton:
@@ -206,6 +210,8 @@ class RequestDrafts:
             return DraftTree.root_only(root)
         self._catch_up()
         limits = Limits(budget, _ENDLESS if max_depth is None else max_depth, self._drafter.vocab_size, least_prob)
+        matched = longest_match(continuations)
+        self._pooled = matched, self._trust.of(matched)
         arrays = self._arrays(continuations)
         if self._best:
             return DraftTree(*grow_best(self._tail, arrays, self._drafter.params, limits))
@@ -215,7 +221,10 @@ class RequestDrafts:
     def feedback(self, tree: DraftTree, accepted_nodes: ArrayLike) -> None:
         """Say which nodes of a verified ``tree`` (indices, int [a], the root may be among them) were accepted."""
         if len(tree) > 1:
-            self._drafter.reliability[self.tree].observe(tree, _int32(accepted_nodes))
+            accepted = _int32(accepted_nodes)
+            self._drafter.reliability[self.tree].observe(tree, accepted)
+            if self._pooled[0]:
+                self._trust.observe(tree, accepted, *self._pooled)
 
     def _wait(self, items: int) -> None:
         self._waiting += items
@@ -242,7 +251,7 @@ class RequestDrafts:
             *(pairs.slots, pairs.keys, pairs.tokens, pairs.probs),
             *(free.slots, free.keys, free.tokens, free.probs),
             *self._prior,
-            *pool(continuations if self._uses_text else ()),
+            *pool(continuations if self._uses_text else (), self._pooled[1]),
         )
 
 

@@ -60,7 +60,7 @@ Arrays = tuple[
     *tuple[Ints, Ints, Ints, Floats],
     *tuple[Ints, Ints, Ints, Floats],
     *tuple[Ints, Floats],
-    *tuple[Ints, int],
+    *tuple[Ints, int, float],
 ]
 """The fields of a :class:`Known`, flat. numba takes a plain tuple from Python in a fifth of a nested one's time."""
 
@@ -74,7 +74,7 @@ def known_of(arrays: Arrays) -> Known:
         TableView(arrays[7], arrays[8], arrays[9], arrays[10]),
         TableView(arrays[11], arrays[12], arrays[13], arrays[14]),
         PriorView(arrays[15], arrays[16]),
-        PoolView(arrays[17], arrays[18]),
+        PoolView(arrays[17], arrays[18], arrays[19]),
     )
 
 

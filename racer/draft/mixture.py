@@ -4,8 +4,9 @@ The sources are asked in a fixed order, the surer first. Each takes its share of
 and spreads it over its next tokens: p(token) = sum over sources of rest * share * p_source(token). A share is the
 measured probability that the source's distribution is the right one where no surer source was. Order: n-grams of the
 request's text, the longest match first, then shorter ones that have seen more; a store's continuations, at the length
-of their match; the request's latest next tokens behind the last two tokens, then behind the last one; the model's own
-free-running text behind three tokens, then two; the prior table.
+of their match, as far as the request has found them true (:mod:`racer.draft.trust`); the request's latest next tokens
+behind the last two tokens, then behind the last one; the model's own free-running text behind three tokens, then two;
+the prior table.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def _mix_text(
             seen = total
         if length == store_length and store_total > 0:
             several = rows[rows[pooled, POOL_FIRST], POOL_NEXT] != 0
-            share = _ngram_share(params, length, store_total, several)
+            share = known.pool.trust * _ngram_share(params, length, store_total, several)
             size = _add_pool(mix, size, known.pool, pooled, rest * share / store_total)
             rest *= 1.0 - share
     return size, rest

@@ -137,13 +137,15 @@ class PoolView(NamedTuple):
 
     rows     int32 [rows, 5]  token, count, sum of the children's counts, first child, next sibling; row 0 is the root
     matched  length of the context they were found for, in tokens
+    trust    part of the share of a match in the request's own text that they get
     """
 
     rows: Ints
     matched: int
+    trust: float
 
 
-EMPTY_POOL = PoolView(np.zeros((1, _POOL_COLUMNS), np.int32), 0)
+EMPTY_POOL = PoolView(np.zeros((1, _POOL_COLUMNS), np.int32), 0, 1.0)
 
 
 @leaf
@@ -176,7 +178,12 @@ def _pool(tokens: Ints, lengths: Ints, counts: Ints) -> Ints:
     return rows[:used].copy()
 
 
-def pool(continuations: Sequence[Continuation]) -> PoolView:
+def longest_match(continuations: Sequence[Continuation]) -> int:
+    """Tokens matched by the longest of those that can be used; 0 without any."""
+    return max((one.matched for one in continuations if one.tokens and one.count > 0), default=0)
+
+
+def pool(continuations: Sequence[Continuation], trust: float = 1.0) -> PoolView:
     """Merge what a store returned for one context. Only the most frequent of the longest matches are used.
 
     Work and memory are bounded whatever the store returns: 64 continuations of 32 tokens at most.
@@ -184,7 +191,7 @@ def pool(continuations: Sequence[Continuation]) -> PoolView:
     if not continuations:
         return EMPTY_POOL
     usable = [one for one in continuations if one.tokens and one.count > 0]
-    matched = max((one.matched for one in usable), default=0)
+    matched = longest_match(usable)
     best = sorted((one for one in usable if one.matched == matched), key=lambda one: -one.count)[:_MAX_POOLED]
     runs = [one.tokens[:_MAX_POOLED_LENGTH] for one in best]
     return PoolView(
@@ -194,4 +201,5 @@ def pool(continuations: Sequence[Continuation]) -> PoolView:
             np.array([min(one.count, 1 << 20) for one in best], np.int32),
         ),
         matched,
+        trust,
     )

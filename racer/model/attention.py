@@ -2,7 +2,7 @@
 
 The model's own code runs unchanged: it projects and rotates the packed row, calls this function once a layer with the
 new queries, keys and values, and goes on. The function is one operator to torch's compiler, which does not look inside;
-there it reads the :class:`StepLayout` of the forward that this thread is in.
+there it reads the :class:`StepLayout`, or the :class:`PaddedStep`, of the forward that this thread is in.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from racer.errors import UnsupportedModelError
+from racer.model.graphs import PaddedStep
 from racer.model.layout import PlacedSegment, StepLayout
 
 ATTENTION = "racer"
@@ -41,7 +42,7 @@ class ShapeProbe:
 class _Thread(threading.local):
     """The forward that a thread is in, and how many of its layers have called attention."""
 
-    step: StepLayout | ShapeProbe | None = None
+    step: StepLayout | PaddedStep | ShapeProbe | None = None
     layer: int = 0
 
 
@@ -49,7 +50,7 @@ _thread = _Thread()
 
 
 @contextmanager
-def stepping(step: StepLayout | ShapeProbe) -> Iterator[None]:
+def stepping(step: StepLayout | PaddedStep | ShapeProbe) -> Iterator[None]:
     """The model's forward, called inside, attends as ``step`` says."""
     _thread.step, _thread.layer = step, 0
     with ExitStack() as stack:
@@ -122,6 +123,10 @@ def _attend_step(
     _thread.layer += 1
     keys.index_copy_(1, step.places, key[0])
     values.index_copy_(1, step.places, value[0])
+    if isinstance(step, PaddedStep):
+        heads, keys, values = step.heads_of(query), step.cached_of(keys), step.cached_of(values)
+        padded = _attend(heads, keys, values, step.mask(window), scale, softcap, sinks)
+        return padded.transpose(1, 2).flatten(0, 1)[None]
     out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
     for segment in step.segments:
         out[:, segment.rows] = _attend_segment(segment, query, keys, values, scale, window, softcap, sinks).transpose(
@@ -169,7 +174,7 @@ def _attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Masked attention of one sequence: ``[1, heads, nodes, value_dim]``."""
+    """Masked attention of sequences of as many nodes each: ``[sequences, heads, nodes, value_dim]``."""
     if softcap is None and sinks is None:
         return scaled_dot_product_attention(query, keys, values, mask, scale=scale, enable_gqa=True)
     groups = query.shape[1] // keys.shape[1]
@@ -181,7 +186,7 @@ def _attend(
         scores = scores + mask
     if sinks is not None:
         # A sink takes its share of the attention and gives nothing: one more column, dropped after the softmax.
-        column = sinks.float().view(1, -1, 1, 1).expand(1, -1, scores.shape[2], 1)
+        column = sinks.float().view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[2], 1)
         scores = torch.cat([scores, column], -1)
     weights = torch.softmax(scores, -1)[..., : keys.shape[2]]
     return torch.matmul(weights.to(values.dtype), values)

@@ -91,7 +91,7 @@ def repeated_blocks(model: nn.Module, attention: Iterable[nn.Module]) -> list[nn
 def _why_not(device: torch.device) -> str | None:
     """What keeps torch's compiler from working here, or None."""
     if device.type != "cpu":
-        return f"it is not used on {device.type} yet"
+        return f"it is not used on {device.type}"
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:

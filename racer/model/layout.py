@@ -16,7 +16,8 @@ from racer.numba import njit
 
 
 @njit
-def _depths(parents: NDArray[np.int32]) -> NDArray[np.int64]:
+def depths_of(parents: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Steps from node 0 to each node. Parents stand before their children."""
     depths = np.zeros(len(parents), np.int64)
     for node in range(1, len(parents)):
         depths[node] = depths[parents[node]] + 1
@@ -24,7 +25,7 @@ def _depths(parents: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 @njit
-def _hidden(parents: NDArray[np.int32]) -> NDArray[np.bool_]:
+def hidden_of(parents: NDArray[np.int32]) -> NDArray[np.bool_]:
     """hidden[i, j]: node j is neither node i nor an ancestor of it. Parents stand before their children."""
     n = len(parents)
     hidden = np.ones((n, n), np.bool_)
@@ -89,7 +90,7 @@ class PlacedSegment:
         if nodes == 1:
             return first, None
         hidden = np.zeros((nodes, self.cached - first + nodes), np.bool_)
-        hidden[:, self.cached - first :] = _hidden(self.parents)
+        hidden[:, self.cached - first :] = hidden_of(self.parents)
         if window is not None and self.cached - first + int(self.depths.max()) >= window:
             key_positions = np.concatenate([np.arange(first, self.cached), self.cached + self.depths])
             query_positions = self.cached + self.depths
@@ -120,7 +121,7 @@ def _for_kernels(segments: Sequence[Segment], placed: Sequence[PlacedSegment]) -
         tree = -1
         if not segment.is_chain:
             tree = offset
-            visible.append(~_hidden(segment.parents).reshape(-1))
+            visible.append(~hidden_of(segment.parents).reshape(-1))
             offset += visible[-1].size
         table[i] = where.rows.start, len(segment.tokens), segment.start, segment.cached, tree
     depths = np.concatenate([where.depths for where in placed]).astype(np.int32)
@@ -152,7 +153,7 @@ class StepLayout:
         row = 0
         for segment in segments:
             nodes = len(segment.tokens)
-            depths = _depths(segment.parents)
+            depths = depths_of(segment.parents)
             positions.append(segment.cached + depths)
             places.append(np.arange(segment.start + segment.cached, segment.start + segment.cached + nodes))
             scored.append(np.arange(row + segment.scored_from, row + nodes))

@@ -15,6 +15,7 @@ from racer.cache.pool import KVPool, LayerShape
 from racer.errors import ConfigError, UnsupportedModelError
 from racer.model.attention import ShapeProbe, stepping
 from racer.model.compiled import compile_layers, many_versions, undo
+from racer.model.graphs import PaddedStep, StepGraphs, cuda_recorder
 from racer.model.layout import Segment, StepLayout
 from racer.model.native import load_kernels
 from racer.model.packed import pack_linears, siblings
@@ -27,6 +28,8 @@ DEFAULT_CPU_CACHE_BYTES = 1 << 30
 CUDA_CACHE_SHARE = 0.8
 _MOST_ROWS = 48
 """Rows of the largest step that is tried when layers have been compiled."""
+_NEAR = 0.02
+"""How far logits of two ways to compute the same may be apart, relative to the largest: rounding in bfloat16."""
 MIN_PLACES = 64
 """Tokens that the smallest cache holds; the start-up check needs them."""
 
@@ -36,7 +39,8 @@ class ModelRunner:
 
     The model must have been loaded with ``attn_implementation="racer"``; its bfloat16 linear layers are packed for the
     processor, in place. ``cache_bytes`` caps the pool; None takes 1 GiB on cpu and 80% of the free memory on cuda.
-    ``compile``: let torch's compiler make code of the layers, where it can (``compiled`` says whether it did).
+    ``compile``: on a processor let torch's compiler make code of the layers, where it can (``compiled`` says whether it
+    did); on a GPU play steps from CUDA graphs (``graphs``, None where that does not work).
     ``context_cap``: longest text that it can decode as the model would, None if only the model's own limit counts.
 
     Raises UnsupportedModelError if the model's layers cannot all be served by our attention.
@@ -57,7 +61,11 @@ class ModelRunner:
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         on_processor = self.dtype == torch.bfloat16 and self.device.type == "cpu"
         self._by_kernels = on_processor and probe.plain and kernels_attend(shapes)
-        self.compiled = compile and self._compile(probe.modules.values())
+        self.graphs: StepGraphs | None = None
+        on_gpu = self.device.type == "cuda"
+        self.compiled = compile and not on_gpu and self._compile(probe.modules.values())
+        if compile and on_gpu:
+            self.graphs = self._checked_graphs()
 
     def _allocate(self, shapes: list[LayerShape], places: int, bytes_per_place: int) -> KVPool:
         try:
@@ -91,11 +99,29 @@ class ModelRunner:
             return False
         return True
 
-    def _run_chain(self, rows: int, cached: int = 0) -> Tensor:
-        """Logits after a chain of different tokens, behind the first ``cached`` of the same chain."""
+    @torch.inference_mode()
+    def _checked_graphs(self) -> StepGraphs | None:
+        """Graphs whose logits are those of the layers as written; None where they differ, or fail."""
+        try:
+            graphs = StepGraphs(self.pool, self.dtype, self.device, self.run_padded, cuda_recorder())
+            for rows, cached in ((5, 0), (4, 5), (3, 9), (1, 12), (1, 13)):
+                expected, found = self._run_chain(rows, cached), graphs.run([self._chain(rows, cached)])
+                apart = float("inf") if found is None else float((found - expected).abs().max())
+                if not apart <= _NEAR * float(expected.abs().max()):
+                    raise NotRepeatableError(f"their logits differ by {apart:.3g} from those of the layers as written")
+        except Exception as error:  # of the driver's many kinds
+            _log.warning("steps run without CUDA graphs, which is slower: %s", " ".join(str(error).split())[:300])
+            return None
+        return graphs
+
+    def _chain(self, rows: int, cached: int = 0) -> Segment:
+        """A chain of different tokens, behind the first ``cached`` of the same chain; its last row is scored."""
         tokens = (np.arange(cached, cached + rows) * 7 + 3) % self.vocab_size
         chain = np.arange(-1, rows - 1, dtype=np.int32)
-        return self.run([Segment(tokens.astype(np.int32), chain, start=0, cached=cached, scored_from=rows - 1)])
+        return Segment(tokens.astype(np.int32), chain, start=0, cached=cached, scored_from=rows - 1)
+
+    def _run_chain(self, rows: int, cached: int = 0) -> Tensor:
+        return self.run([self._chain(rows, cached)])
 
     def _samples(self) -> list[Tensor]:
         """Steps of many rows, of few, of one behind others."""
@@ -108,6 +134,8 @@ class ModelRunner:
 
         Returns the logits of the scored rows, segment by segment, ``[rows, vocab]`` in the model's dtype.
         """
+        if self.graphs is not None and (played := self.graphs.run(segments)) is not None:
+            return played
         layout = StepLayout(segments, self.pool, self.dtype, self.device, by_kernels=self._by_kernels)
         with stepping(layout):
             output = self.model(
@@ -116,6 +144,14 @@ class ModelRunner:
                 use_cache=False,
                 logits_to_keep=layout.scored,
             )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def run_padded(self, step: PaddedStep) -> Tensor:
+        """Logits of all rows of a padded step, ``[rows, vocab]``: what a graph records."""
+        with stepping(step):
+            tokens, positions = step.begin()
+            output = self.model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=0)
         logits: Tensor = output.logits[0]
         return logits
 

@@ -138,9 +138,11 @@ def test_the_command_plans_checks_and_says_when_limits_cannot_be_kept(tmp_path: 
         for users in (1, 4, 16, 32):
             rate = users * 1e3 * speed / (10.0 + 0.5 * users)
             runs.append(record(variant, users, rate, price=3.0, ttft_ms=50.0))
-    runs.append(record("plain", 5, 500.0, load={"rate": 5.0}))
     (tmp_path / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in runs))
-    base = ["plan", "--measured", str(tmp_path), "--headroom", "0"]
+    (tmp_path / "open").mkdir()
+    opened = record("plain", 5, 500.0, load={"rate": 5.0})
+    (tmp_path / "open" / "runs.jsonl").write_text(json.dumps(opened) + "\n")
+    base = ["plan", "--measured", str(tmp_path), str(tmp_path / "open"), "--headroom", "0"]
     slo = ["--slo", "time_per_token_ms=21.6,ttft_ms=100"]  # records' p90 is 1.2 times the mean: 18 ms, so 16 users
     short = tmp_path / "short.yaml"
     short.write_text("traffic: [{hours: 0.1, rate: 100}]")

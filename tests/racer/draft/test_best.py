@@ -22,8 +22,9 @@ from racer.draft.mixture import (
     default_params,
 )
 from racer.draft.prior import PriorTable
-from racer.draft.sources import Continuation
+from racer.draft.sources import Continuation, longest_match
 from racer.draft.tree import DraftTree
+from racer.draft.trust import StoreTrust
 from racer.types import Source
 
 VOCAB, TOP_K = 9, 4
@@ -100,7 +101,7 @@ class Case:
 
     def counted(self, path: list[int]) -> list[tuple[Source, float, dict[int, float]]]:
         params, context, listed, seen = self.params, [*self.text, *path], [], 0
-        matched = min(max((one.matched for one in self.found), default=0) + len(path), params.max_match)
+        matched = min(longest_match(self.found) + len(path), params.max_match)
         for length in range(params.max_match, params.min_match - 1, -1):
             own = self.follows(context[-length:]) if length <= len(context) else Counter()
             for source, counts in (
@@ -112,6 +113,8 @@ class Case:
                     continue
                 level = 0 if total < 2 else 1 if total < 4 else 2
                 share = float(params.ngram_shares[int(len(counts) > 1), length, level])
+                if source is Source.STORE:
+                    share *= StoreTrust().of(longest_match(self.found))
                 if source is Source.RETRIEVAL:
                     if total <= seen:
                         continue
