@@ -43,7 +43,7 @@ SHAPE_7B = {
 
 
 def differing(family: str, device: torch.device) -> dict[str, int]:
-    """Prompts of a tiny model in float32 whose drafted ids are not ``model.generate``'s, without graphs and with."""
+    """Prompts of a tiny model in float32 whose drafted ids are not ``model.generate``'s, without graphs and on a GPU with them."""
     model = tiny_model(family).to(device)
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(3, 256, length).tolist()) for length in (5, 14, 40)]
@@ -56,9 +56,8 @@ def differing(family: str, device: torch.device) -> dict[str, int]:
     loaded = LoadedModel(
         model, byte_tokenizer(), family, model.dtype, device, model.config.vocab_size, 512, frozenset([2]), family
     )
-    return {
-        name: _differing(loaded, prompts, expected, device, compile=name == "graphs") for name in ("eager", "graphs")
-    }
+    names = ("eager", "graphs") if device.type == "cuda" else ("eager",)
+    return {name: _differing(loaded, prompts, expected, device, compile=name == "graphs") for name in names}
 
 
 def _differing(

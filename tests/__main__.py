@@ -14,8 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from racer.paths import cache_path
+
 ROOT = Path(__file__).parent
 WITH_CLUSTERS = ("deployments", "k8s", "loadtest")
+PREPARE = "from racer import Engine, EngineConfig; Engine(EngineConfig(model='demo'))"
 _NONE_FOUND = 5
 
 
@@ -33,6 +36,9 @@ def main(options: list[str]) -> int:
     pytest = [sys.executable, "-m", "pytest", *options]
     if any(Path(option.partition("::")[0]).exists() for option in options):
         return subprocess.run(pytest, check=False).returncode
+    if not any(cache_path().glob("prior-*.npz")):
+        # Minutes, once. Beside the other half it takes far longer, and tests that wait for it have limits of time.
+        subprocess.run([sys.executable, "-c", PREPARE], check=False)
     first, second = halves()
     # One thread: a step of several waits for all of them at each of its barriers, while clusters take their cores.
     # Yielding: their tests have limits of time.
