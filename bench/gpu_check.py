@@ -43,7 +43,7 @@ SHAPE_7B = {
 
 
 def differing(family: str, device: torch.device) -> dict[str, int]:
-    """Prompts of a tiny model in float32 whose drafted ids are not ``model.generate``'s, without graphs and on a GPU with them."""
+    """Prompts of a tiny model in float32 whose drafted ids are not ``model.generate``'s, eager and by graphs."""
     model = tiny_model(family).to(device)
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(3, 256, length).tolist()) for length in (5, 14, 40)]
