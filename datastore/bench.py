@@ -22,6 +22,8 @@ from datastore.limits import Limits
 from datastore.plain import PlainLayout
 from datastore.store import Ints, NgramStore
 
+Learn = Callable[[Ints], object]
+
 FINGERPRINT = "be4c"
 VOCABULARY = 49_152
 REQUESTS = 32
@@ -65,8 +67,9 @@ def measure(
         ingest_s = _timed(lambda: store.learn([text]))
         stats = store.stats()
         quiet = _lookup_ms(store, text, lookups)
-        paced = _while_writing(url, namespace, WRITER_TOKENS_PER_S, lambda: _lookup_ms(store, text, lookups))
-        busy = _while_writing(url, namespace, None, lambda: _lookup_ms(store, text, lookups))
+        writer = partial(_store_writer, url, namespace)
+        paced = _while_writing(writer, WRITER_TOKENS_PER_S, lambda: _lookup_ms(store, text, lookups))
+        busy = _while_writing(writer, None, lambda: _lookup_ms(store, text, lookups))
         return {
             "tokens": tokens,
             "requests": REQUESTS,
@@ -89,20 +92,27 @@ def _plain(url: str, names: KeyNames, text: Ints, lookups: int) -> dict[str, Any
     """The same figures of one sorted set a context; only where one server holds everything."""
     if not url.startswith(("redis://", "rediss://", "valkey://", "valkeys://")):
         return {}
-    with redis.Redis.from_url(url.replace("valkey", "redis", 1)) as client:
+    with _client(url) as client:
         layout = PlainLayout(client, names)
         layout.purge()
         before = _used_memory(client)
         ingest_s = _timed(lambda: layout.learn(text))
         memory = _used_memory(client) - before
         times = _times_ms(layout.lookup, text, lookups)
+        writer = partial(_plain_writer, url, names)
+        paced = _while_writing(writer, WRITER_TOKENS_PER_S, lambda: _times_ms(layout.lookup, text, lookups))
         layout.purge()
     return {
         "tokens": len(text),
         "lookup_ms": _quantiles(times),
+        "lookup_ms_while_writing": _quantiles(paced),
         "ingest_tokens_per_s": round(len(text) / ingest_s),
         "memory_bytes_per_token": round(memory / len(text), 1),
     }
+
+
+def _client(url: str) -> Any:
+    return redis.Redis.from_url(url.replace("valkey", "redis", 1))
 
 
 def _used_memory(client: Any) -> int:
@@ -135,29 +145,40 @@ def _quantiles(times: list[float]) -> dict[str, float]:
     return {name: round(float(np.quantile(times, q)), 3) for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))}
 
 
-def _while_writing(url: str, namespace: str, rate: float | None, work: Callable[[], list[float]]) -> list[float]:
-    """``work``'s result; meanwhile a process learns ``rate`` tokens a second, or as fast as it can."""
+def _while_writing(writer: Callable[[], Learn], rate: float | None, work: Callable[[], list[float]]) -> list[float]:
+    """``work``'s result; meanwhile a process learns ``rate`` tokens a second, or as fast as it can.
+
+    ``writer`` is called there.
+    """
     context = multiprocessing.get_context("spawn")
     ready, stop = context.Event(), context.Event()
-    writer = context.Process(target=_write_on, args=(url, namespace, rate, ready, stop), daemon=True)
-    writer.start()
+    process = context.Process(target=_write_on, args=(writer, rate, ready, stop), daemon=True)
+    process.start()
     try:
         ready.wait(60)
         return work()
     finally:
         stop.set()
-        writer.join(60)
+        process.join(60)
 
 
-def _write_on(url: str, namespace: str, rate: float | None, ready: Any, stop: Any) -> None:
+def _store_writer(url: str, namespace: str) -> Learn:
     store = open_store(url, namespace=namespace, fingerprint=FINGERPRINT)
+    return lambda text: store.learn([text])
+
+
+def _plain_writer(url: str, names: KeyNames) -> Learn:
+    return PlainLayout(_client(url), names).learn
+
+
+def _write_on(writer: Callable[[], Learn], rate: float | None, ready: Any, stop: Any) -> None:
+    learn = writer()
     text = corpus(1_000_000, 3)
     size = int(rate / 10) if rate else 1 << 16
     start = 0
     while not stop.is_set():
-        elapsed = _timed(partial(store.learn, [text[start : start + size]]))
+        elapsed = _timed(partial(learn, text[start : start + size]))
         ready.set()
         if rate:
             stop.wait(max(0.0, size / rate - elapsed))
         start = (start + size) % (len(text) - size)
-    store.close()

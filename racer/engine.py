@@ -280,9 +280,10 @@ class Engine:
         tokens = sum(turn.tokens for turn in turns)
         predicted_ms = self.step_times.step_ms(tokens, len(turns)) if self.step_times is not None else None
         step_ms = (time.perf_counter() - started) * 1e3
-        if self.step_times is not None and self.budget == "auto" and decoding == len(turns):
+        fair = decoding == len(turns) and self.runner.timed_fairly
+        if self.step_times is not None and self.budget == "auto" and fair:
             self.step_times.observe(tokens, len(turns), step_ms - (drafted - started) * 1e3)
-        if decoding == len(turns):
+        if fair:
             self._deadline.observe(step_ms - (drafted - started) * 1e3)
         self.metrics.record(
             StepStats(

@@ -9,6 +9,8 @@ Exit code: 0 if both have passed, 5 if neither found a test, else that of the fi
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,7 @@ ROOT = Path(__file__).parent
 WITH_CLUSTERS = ("deployments", "k8s", "loadtest")
 PREPARE = "from racer import Engine, EngineConfig; Engine(EngineConfig(model='demo'))"
 _NONE_FOUND = 5
+_TAKE_A_VALUE = ("-k", "-m", "-p", "-o", "-c")
 
 
 def halves() -> tuple[list[str], list[str]]:
@@ -31,24 +34,51 @@ def halves() -> tuple[list[str], list[str]]:
     return first, [str(path) for path in found if path.name not in WITH_CLUSTERS]
 
 
+def names_a_path(options: list[str]) -> bool:
+    """Some option is the path of tests."""
+    values = {i + 1 for i, option in enumerate(options) if option in _TAKE_A_VALUE}
+    paths = [option.partition("::")[0] for i, option in enumerate(options) if i not in values]
+    return any(path and not path.startswith("-") and Path(path).exists() for path in paths)
+
+
+def ended(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code. Ctrl-C reaches it as well, and it tidies up: it is waited for."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
+
+
 def main(options: list[str]) -> int:
     """Run them."""
     pytest = [sys.executable, "-m", "pytest", *options]
-    if any(Path(option.partition("::")[0]).exists() for option in options):
-        return subprocess.run(pytest, check=False).returncode
+    if names_a_path(options):
+        return ended(subprocess.Popen(pytest))
     if not any(cache_path().glob("prior-*.npz")):
         # Minutes, once. Beside the other half it takes far longer, and tests that wait for it have limits of time.
         subprocess.run([sys.executable, "-c", PREPARE], check=False)
     first, second = halves()
     # One thread: a step of several waits for all of them at each of its barriers, while clusters take their cores.
     # Yielding: their tests have limits of time.
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = ["nice", "-n", "5", *pytest, *second]
-    with tempfile.TemporaryFile("w+") as output:
-        with subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT) as beside:
-            codes = [subprocess.run([*pytest, *first], check=False).returncode, beside.wait()]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TEST_PORTS": "37000"}
+    apart = ["-o", "cache_dir=.pytest_cache/second"]
+    with tempfile.TemporaryFile() as output:
+        command = ["nice", "-n", "5", *pytest, *apart, *second]
+        processes = [
+            subprocess.Popen([*pytest, *first]),
+            subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT),
+        ]
+
+        def terminate(*_: object) -> None:
+            for process in processes:
+                process.terminate()
+
+        signal.signal(signal.SIGTERM, terminate)
+        codes = [ended(process) for process in processes]
         output.seek(0)
-        print(output.read(), end="", flush=True)
+        shutil.copyfileobj(output, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
     failed = [code for code in codes if code not in (0, _NONE_FOUND)]
     return failed[0] if failed else min(codes)
 

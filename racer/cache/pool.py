@@ -23,7 +23,8 @@ class LayerShape:
 class KVPool:
     """Keys ``[kv_heads, places, key_dim]`` and values of every layer, at places that the caller accounts for.
 
-    Behind them lies one spare place, for what nobody reads; it holds zeros until it is written.
+    Behind them lie two spare places: at ``places`` one that holds zeros and is never written, at ``places + 1`` one to
+    write what nobody reads.
     Layers of one shape share a stacked tensor, so that moving places is a few operations whatever the depth.
     Memory of places never written is not touched (on CPU it costs no resident memory).
     """
@@ -39,8 +40,8 @@ class KVPool:
         for shape in dict.fromkeys(shapes):
             layers = [i for i, other in enumerate(shapes) if other == shape]
             for views, dim in ((self.keys, shape.key_dim), (self.values, shape.value_dim)):
-                stack = torch.empty(len(layers), shape.kv_heads, places + 1, dim, dtype=dtype, device=device)
-                stack[:, :, places].zero_()
+                stack = torch.empty(len(layers), shape.kv_heads, places + 2, dim, dtype=dtype, device=device)
+                stack[:, :, places:].zero_()
                 self._stacks.append(stack)
                 for row, layer in enumerate(layers):
                     views[layer] = stack[row]

@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=1,
         metavar="N",
-        help="decode everything N times in each mode; of each wave the run of median time counts (default: 1)",
+        help="decode everything N times in each mode; of each wave the run of median time counts, of two the faster "
+        "(default: 1)",
     )
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     store = add_store_options(parser)

@@ -18,10 +18,18 @@ LONG_MATCH = 5
 _START = (0.75, 1.0)
 """Trust in short and in long matches before anything was seen."""
 
+_MEMORY = 20.0
+"""Promised acceptances after which an older one counts for a third."""
+
 _PRIOR = 1.0
 """Expected acceptances, at full trust, after which what was seen counts as much as the start."""
 
-_LEAST, _MOST = 0.05, 1.0
+_LEAST, _MOST = 0.15, 1.0
+"""With less nothing of the store would be drafted any more, and nothing learned about it."""
+
+
+_SCALED = 0.5
+"""A node's probability is the store's share of it and what other sources add: below this trust, mostly the latter."""
 
 
 class StoreTrust:
@@ -43,8 +51,9 @@ class StoreTrust:
     def observe(self, tree: DraftTree, accepted: NDArray[np.int32], matched: int, trust: float) -> None:
         """Count a verified tree, drafted with continuations of so long a match, at this trust."""
         from_store = tree.sources == Source.STORE
-        promised = float(tree.probs[from_store].sum()) / trust
+        promised = float(tree.probs[from_store].sum()) / max(trust, _SCALED)
         if promised > 0.0:
             kind = matched >= LONG_MATCH
-            self._promised[kind] += promised
-            self._accepted[kind] += float(from_store[accepted].sum())
+            keep = max(0.0, 1.0 - promised / _MEMORY)
+            self._promised[kind] = self._promised[kind] * keep + promised
+            self._accepted[kind] = self._accepted[kind] * keep + float(from_store[accepted].sum())

@@ -20,14 +20,17 @@ from torch import Tensor
 from racer.cache.pool import KVPool
 from racer.model.layout import Segment, depths_of, hidden_of
 
-MOST_ROWS = 512
-"""Rows of the largest padded step: from some hundred on a GPU computes longer than it is waited for."""
+MOST_ROWS = 128
+"""Rows of the largest padded step: with more a GPU computes longer than it is waited for."""
 
 MOST_WASTE = 4
-"""Padded rows for each row of a step, at most; steps of fewer than 32 padded rows waste nothing."""
+"""Padded rows for each row of a step, and places for each place read, at most."""
 
-_LEAST_KEYS = 256
-_MOST_GRAPHS = 128
+_FREE_ROWS, _FREE_PLACES = 32, 1 << 13
+"""So much padding costs nothing that could be measured, whatever its share."""
+
+_KEYS = tuple(256 << (2 * i) for i in range(8))
+_MOST_GRAPHS = 32
 _WARM_UPS = 2
 
 
@@ -42,10 +45,14 @@ class Shape(NamedTuple):
     def of(cls, segments: Sequence[Segment]) -> Shape | None:
         """The smallest shape that holds the step; None where padding would cost more than a graph saves."""
         nodes = [len(segment.tokens) for segment in segments]
-        longest = max(segment.cached + len(segment.tokens) for segment in segments)
-        shape = cls(_next(len(segments)), _next(max(nodes)), max(_LEAST_KEYS, _next(longest)))
-        rows = shape.sequences * shape.nodes
-        return None if rows > MOST_ROWS or rows > max(31, MOST_WASTE * sum(nodes)) else shape
+        read = [segment.cached + len(segment.tokens) for segment in segments]
+        keys = next((count for count in _KEYS if count >= max(read)), None)
+        if keys is None:
+            return None
+        shape = cls(_next(len(segments)), _next(max(nodes)), keys)
+        rows, places = shape.sequences * shape.nodes, shape.sequences * shape.keys
+        much = rows > min(MOST_ROWS, max(_FREE_ROWS, MOST_WASTE * sum(nodes)))
+        return None if much or places > max(_FREE_PLACES, MOST_WASTE * sum(read)) else shape
 
 
 def _next(count: int) -> int:
@@ -60,8 +67,8 @@ class PaddedStep:
     start, cached, nodes  int64 [sequences, 1]; a padding sequence has no nodes
     scored  rows whose logits are wanted, of the padded row
 
-    Padding rows write to a spare place of the pool, and see themselves and their text: whatever comes of them is finite
-    and read by nobody.
+    Padding rows see their text and write to a spare place that nobody reads. Where others have no key they read the
+    pool's other spare place, which always holds zeros: what a mask hides must still be finite.
     """
 
     def __init__(self, shape: Shape, pool: KVPool, dtype: torch.dtype, device: torch.device) -> None:
@@ -93,8 +100,8 @@ class PaddedStep:
             tokens[i, :count], depths[i, :count] = segment.tokens, depths_of(segment.parents)
             tree[i, :count, :count] = ~hidden_of(segment.parents)
             scored.append(np.arange(i * nodes + segment.scored_from, i * nodes + count))
-        self._numbers.copy_(self._host_numbers, non_blocking=True)
-        self._tree.copy_(self._host_tree, non_blocking=True)
+        self._numbers.copy_(self._host_numbers)  # waits: the next step is written to the same memory
+        self._tree.copy_(self._host_tree)
         self.scored = torch.from_numpy(np.concatenate(scored)).to(self._numbers.device)
 
     def begin(self) -> tuple[Tensor, Tensor]:
@@ -104,12 +111,11 @@ class PaddedStep:
         tokens, self._depths = self._numbers[3 * sequences :].view(2, sequences, nodes)
         node = torch.arange(nodes, device=start.device)
         place = torch.arange(keys, device=start.device)
-        spare = self.pool.places
-        self.places = torch.where(node < count, start + cached + node, spare).view(-1)
-        self._keys = torch.where(place < cached + count, start + place, spare).view(-1)
+        zeros, written = self.pool.places, self.pool.places + 1
+        self.places = torch.where(node < count, start + cached + node, written).view(-1)
+        self._keys = torch.where(place < cached + count, start + place, zeros).view(-1)
         # Node that stands at each place of the text with its nodes; below 0: a token of the text.
         self._at = (place - cached)[:, None, :]
-        self._cached = cached
         self._masks = {}
         return tokens.reshape(1, -1), (cached + self._depths).view(1, -1)
 
@@ -163,13 +169,17 @@ class StepGraphs:
         self._pool, self._dtype, self._device = pool, dtype, device
         self._forward, self._record = forward, record
         self._recorded: OrderedDict[Shape, tuple[PaddedStep, Play]] = OrderedDict()
+        self.recorded = False
+        """The latest step's shape was a new one: its time says nothing about the next."""
 
     def run(self, segments: Sequence[Segment]) -> Tensor | None:
         """Logits of the scored rows ``[rows, vocab]``; None for a step that is better taken as it is."""
         shape = Shape.of(segments)
         if shape is None:
+            self.recorded = False
             return None
-        if shape not in self._recorded:
+        self.recorded = shape not in self._recorded
+        if self.recorded:
             step = PaddedStep(shape, self._pool, self._dtype, self._device)
             step.fill(segments)
             self._recorded[shape] = step, self._record(partial(self._forward, step))
@@ -181,21 +191,24 @@ class StepGraphs:
         return play().index_select(0, step.scored)
 
 
-def cuda_recorder() -> Callable[[Play], Play]:
+def cuda_recorder(device: torch.device) -> Callable[[Play], Play]:
     """Records as CUDA graphs, which share one pool of memory: only one of them is played at a time."""
-    memory = torch.cuda.graph_pool_handle()
+    with torch.cuda.device(device):
+        memory = torch.cuda.graph_pool_handle()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(forward: Play) -> Play:
-        # Libraries choose their kernels, and allocate, in the first calls, which a recording must not see.
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(_WARM_UPS):
-                forward()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory):
-            logits = forward()
+        with torch.cuda.device(device):
+            # Libraries choose their kernels, and allocate, in the first calls, which a recording must not see.
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(_WARM_UPS):
+                    forward()
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads (metrics, a client of a store) may call CUDA meanwhile, in their own streams.
+            with torch.cuda.graph(graph, pool=memory, stream=aside, capture_error_mode="thread_local"):
+                logits = forward()
 
         def play() -> Tensor:
             graph.replay()

@@ -103,9 +103,9 @@ class ModelRunner:
     def _checked_graphs(self) -> StepGraphs | None:
         """Graphs whose logits are those of the layers as written; None where they differ, or fail."""
         try:
-            graphs = StepGraphs(self.pool, self.dtype, self.device, self.run_padded, cuda_recorder())
-            for rows, cached in ((5, 0), (4, 5), (3, 9), (1, 12), (1, 13)):
-                expected, found = self._run_chain(rows, cached), graphs.run([self._chain(rows, cached)])
+            graphs = StepGraphs(self.pool, self.dtype, self.device, self.run_padded, cuda_recorder(self.device))
+            for step in self._trial_steps():
+                expected, found = self.run(step), graphs.run(step)
                 apart = float("inf") if found is None else float((found - expected).abs().max())
                 if not apart <= _NEAR * float(expected.abs().max()):
                     raise NotRepeatableError(f"their logits differ by {apart:.3g} from those of the layers as written")
@@ -113,6 +113,15 @@ class ModelRunner:
             _log.warning("steps run without CUDA graphs, which is slower: %s", " ".join(str(error).split())[:300])
             return None
         return graphs
+
+    def _trial_steps(self) -> list[list[Segment]]:
+        """A text in pieces, single tokens, two texts at once, a tree of three branches beside a single token."""
+        tree = Segment(np.arange(3, 10, dtype=np.int32), np.array([-1, 0, 0, 1, 1, 2, 5], np.int32), start=0, cached=9)
+        other = Segment(np.arange(5, 11, dtype=np.int32), np.arange(-1, 5, dtype=np.int32), start=32, cached=0)
+        single = Segment(np.array([7], np.int32), np.array([-1], np.int32), start=32, cached=6)
+        steps = [[self._chain(5)], [self._chain(4, 5)], [self._chain(1, 9)], [self._chain(1, 9), other], [tree, single]]
+        tokens = [segment.tokens for step in steps for segment in step]
+        return steps if max(map(np.max, tokens)) < self.vocab_size else steps[:3]
 
     def _chain(self, rows: int, cached: int = 0) -> Segment:
         """A chain of different tokens, behind the first ``cached`` of the same chain; its last row is scored."""
@@ -134,7 +143,8 @@ class ModelRunner:
 
         Returns the logits of the scored rows, segment by segment, ``[rows, vocab]`` in the model's dtype.
         """
-        if self.graphs is not None and (played := self.graphs.run(segments)) is not None:
+        played = self._played(segments)
+        if played is not None:
             return played
         layout = StepLayout(segments, self.pool, self.dtype, self.device, by_kernels=self._by_kernels)
         with stepping(layout):
@@ -146,6 +156,22 @@ class ModelRunner:
             )
         logits: Tensor = output.logits[0]
         return logits
+
+    def _played(self, segments: Sequence[Segment]) -> Tensor | None:
+        """The step's logits from a graph; None where there is none for it. Without graphs from a failure on."""
+        if self.graphs is None:
+            return None
+        try:
+            return self.graphs.run(segments)
+        except Exception as error:  # of the driver's many kinds; what was written to the cache is written again
+            _log.warning("steps run without CUDA graphs from now on: %s", " ".join(str(error).split())[:300])
+            self.graphs = None
+            return None
+
+    @property
+    def timed_fairly(self) -> bool:
+        """The latest step took what such steps take: nothing was recorded for it."""
+        return self.graphs is None or not self.graphs.recorded
 
     def run_padded(self, step: PaddedStep) -> Tensor:
         """Logits of all rows of a padded step, ``[rows, vocab]``: what a graph records."""

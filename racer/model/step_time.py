@@ -40,12 +40,17 @@ def model_step_curve(loaded: LoadedModel, runner: ModelRunner, max_running: int,
     Needs the runner's pool to be empty. A file that is damaged, or a folder that cannot be written, costs the
     measurement only.
     """
-    path = curve_path(cache_path(), [loaded.fingerprint, str(loaded.dtype), *_machine(runner.device), str(max_running)])
+    kind = [] if runner.graphs is None else ["graphs"]
+    names = [loaded.fingerprint, str(loaded.dtype), *_machine(runner.device), str(max_running), *kind]
+    path = curve_path(cache_path(), names)
     with one_at_a_time(path):  # together they would measure each other
         curve = load_curve(path)
         if curve is None:
             _log.info("measuring step times, once per model and machine (some %d seconds)", round(_LIMIT_S))
-            curve = measure_curve(_dummy_step(runner, k), max_running, runner.pool.places)
+            step = _dummy_step(runner, k)
+            for count in _TOKENS if runner.graphs is not None else ():
+                step(min(count, runner.pool.places), 1)  # recording takes longer than all there is to measure
+            curve = measure_curve(step, max_running, runner.pool.places)
             try:
                 save_curve(path, curve)
             except OSError as error:

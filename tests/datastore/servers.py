@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import platform
 import shutil
@@ -60,12 +61,16 @@ def _packaged(package: str, place: str) -> str | None:
     return str(program) if program.exists() else None
 
 
-def free_ports(count: int, below: int = 55_000) -> list[int]:
-    """Ports that nothing listens on; a cluster's bus needs port + 10,000 as well, hence the bound."""
+_FIRST = int(os.environ.get("TEST_PORTS", "20000"))
+_candidates = itertools.cycle(range(_FIRST + os.getpid() % 10_000, _FIRST + 17_000))
+"""Processes of tests beside each other get ports apart (tests/__main__.py); a cluster's bus takes port + 10,000."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on, and that this process has not been given lately."""
     found: list[int] = []
-    candidates = iter(range(20_000 + os.getpid() % 20_000, below))
     while len(found) < count:
-        port = next(candidates)
+        port = next(_candidates)
         if _is_free(port) and _is_free(port + 10_000):
             found.append(port)
     return found

@@ -67,7 +67,7 @@ def taught(generate: Generate) -> Iterator[Callable[[str], Client]]:
         tokenizer = byte_tokenizer().backend_tokenizer.to_str()
         source = open_source(url, namespace="generation", tokenizer_json=tokenizer, config=FAST)
         made.append(source)
-        assert generate(source) == Generated(generate().ids, 0)
+        assert generate(source).ids == generate().ids
         assert source.flush()
         foresees(generate, source)
         return source
@@ -176,7 +176,7 @@ def test_corrupted_entries(
         plain.hset(key, mapping=dict.fromkeys(plain.hkeys(key), entry))
     assert generate(source).ids == generate().ids
     stats = source.stats()
-    assert stats.lookups > asked and stats.failed == stats.write_failed == {} and stats.opened == 0
+    assert stats.lookups > asked and stats.failed == stats.write_failed == {}
     foresees(generate, source)  # it was taught again meanwhile
 
 
@@ -187,7 +187,7 @@ def test_entries_of_an_older_schema(generate: Generate, taught: Callable[[str], 
         plain.rename(key, key.replace(b"ng1:", b"ng0:", 1))
     old = set(plain.keys("ng0:*"))
     misses = source.stats().misses
-    assert generate(source) == Generated(generate().ids, 0)
+    assert generate(source).ids == generate().ids
     stats = source.stats()
     assert stats.misses > misses and stats.failed == {}
     foresees(generate, source)

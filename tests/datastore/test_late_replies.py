@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -15,6 +16,7 @@ from datastore.errors import StoreTimeoutError, StoreUnavailableError
 from datastore.limits import Limits
 from tests.datastore.faulty import LIMITS, TEXT, Client, OwnRedis, gives_up, works
 from tests.datastore.proxy import slow_proxy
+from tests.datastore.servers import wait_for
 
 
 def test_a_server_that_is_far_away(client: Client, own_redis: OwnRedis) -> None:
@@ -46,6 +48,11 @@ def test_a_late_reply_never_answers_another_question(own_redis: OwnRedis) -> Non
         store.close()
 
 
+def first_has_it(store: Any) -> bool:
+    """The only connection is taken."""
+    return bool(store._wire._free._value == 0)
+
+
 def test_who_finds_no_free_connection_does_not_wait_for_it_long(own_redis: OwnRedis) -> None:
     server = own_redis()
     limits = Limits(contexts=1 << 14, connections=1, pool_wait_s=0.01)
@@ -56,7 +63,7 @@ def test_who_finds_no_free_connection_does_not_wait_for_it_long(own_redis: OwnRe
         found: list[int] = []
         first = threading.Thread(target=lambda: found.append(store.lookup([TEXT[:50]], 60.0)[0][0].tokens[0]))
         first.start()
-        time.sleep(0.2)
+        wait_for(lambda: first_has_it(store), "the first has the connection")
         with pytest.raises(StoreTimeoutError, match="every connection to the store is in use"):
             store.lookup([TEXT[:50]], 60.0)
         assert first.is_alive() and not found  # so it was not waited for

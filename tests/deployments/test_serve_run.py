@@ -165,19 +165,27 @@ def test_a_model_that_loads_long_gets_nothing_before_it_is_ready(running: Runnin
     assert text == running.text("second", max_tokens=400, drafts="off")
 
 
-def test_each_model_gives_its_own_tokens(running: Running) -> None:
-    assert running.text("first") == running.text("first", drafts="off")
-    assert running.text("first") != running.text("second")
-    with openai.OpenAI(base_url=f"{running.root}/v1", api_key="none", max_retries=0) as client:
+@pytest.fixture
+def both(running: Running) -> Running:
+    """Both models are there."""
+    running.loading.release()
+    wait_until(lambda: running.ready()[0] == 200, "both are ready", 100)
+    return running
+
+
+def test_each_model_gives_its_own_tokens(both: Running) -> None:
+    assert both.text("first") == both.text("first", drafts="off")
+    assert both.text("first") != both.text("second")
+    with openai.OpenAI(base_url=f"{both.root}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list().data] == ["first", "second"]
         with pytest.raises(openai.NotFoundError) as wrong:
             client.completions.create(model="third", prompt="x")
         assert wrong.value.code == "model_not_found"
 
 
-def test_asynchronous_streams(running: Running) -> None:
+def test_asynchronous_streams(both: Running) -> None:
     async def stream(model: str) -> str:
-        async with openai.AsyncOpenAI(base_url=f"{running.root}/v1", api_key="none") as client:
+        async with openai.AsyncOpenAI(base_url=f"{both.root}/v1", api_key="none") as client:
             asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0}
             pieces = await client.completions.create(model=model, stream=True, extra_body={"ignore_eos": True}, **asked)
             return "".join([piece.choices[0].text async for piece in pieces])
@@ -185,7 +193,7 @@ def test_asynchronous_streams(running: Running) -> None:
     async def together() -> list[str]:
         return await asyncio.gather(*(stream(model) for model in ("first", "second") * 4))
 
-    assert asyncio.run(together()) == [running.text("first"), running.text("second")] * 4
+    assert asyncio.run(together()) == [both.text("first"), both.text("second")] * 4
 
 
 def test_a_conversation_stays_with_its_replica(running: Running) -> None:
@@ -242,7 +250,7 @@ def test_abandoned_streams_leave_nothing(running: Running) -> None:  # fault 30
         )
 
     asyncio.run(all_of_them())
-    wait_until(nothing_left, "nothing is in flight, all slots and the cache are free", 5.0)
+    wait_until(nothing_left, "nothing is in flight, all slots and the cache are free", 20.0)
     assert len(running.text()) > 0
 
 

@@ -39,6 +39,16 @@ def test_what_is_wrong_again_and_again_makes_room() -> None:
     assert store_nodes(request(), 3, right=False) == before[0]  # so is each request
 
 
+def test_a_store_that_comes_to_be_right_is_trusted_again() -> None:
+    drafts = request()
+    for _ in range(40):
+        store_nodes(drafts, 3, right=False)
+    distrusted = drafts._trust.of(3)
+    for _ in range(60):
+        store_nodes(drafts, 3, right=True)
+    assert distrusted < 0.3 and drafts._trust.of(3) > 0.7
+
+
 def test_what_is_right_gets_the_share_of_the_own_text() -> None:
     drafts = request()
     first, *later = (store_nodes(drafts, 3, right=True) for _ in range(12))

@@ -97,11 +97,14 @@ def test_shapes_are_few_and_waste_little() -> None:
     def shape(*sizes: int, cached: int = 10) -> Shape | None:
         return Shape.of([chain([1] * size, 0, cached) for size in sizes])
 
-    assert shape(1) == Shape(1, 1, 256) and shape(3, cached=254) == Shape(1, 4, 512)
-    assert shape(2, 1, 5) == Shape(4, 8, 256) and shape(1, 1, 5) is None  # 32 rows for 7
+    assert shape(1) == Shape(1, 1, 256) and shape(3, cached=254) == Shape(1, 4, 1024)
+    assert shape(1, 1, 5) == Shape(4, 8, 256)
     assert shape(*[1] * 15, 8) is None  # 128 rows for 23
     assert shape(*[4] * 15, 8) == Shape(16, 8, 256)
-    assert shape(MOST_ROWS) == Shape(1, MOST_ROWS, 1024) and shape(MOST_ROWS + 1) is None
+    assert shape(MOST_ROWS) == Shape(1, MOST_ROWS, 256) and shape(MOST_ROWS + 1) is None
+    short = [chain([1], 0, 10) for _ in range(31)]
+    assert Shape.of([*short, chain([1], 0, 8000)]) is None  # 524,288 places for 8,342
+    assert shape(1, cached=1 << 30) is None
 
 
 def test_each_shape_is_recorded_once_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +122,7 @@ def test_each_shape_is_recorded_once_and_the_oldest_is_forgotten(monkeypatch: py
 def test_graphs_that_fail_or_differ_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wrong: str
 ) -> None:
-    def recorder() -> Callable[[Play], Play]:
+    def recorder(device: torch.device) -> Callable[[Play], Play]:
         def record(forward: Play) -> Play:
             if wrong == "fails":
                 raise RuntimeError("operation not permitted when stream is capturing")
@@ -136,5 +139,52 @@ def test_graphs_that_fail_or_differ_are_not_used(
     assert runner._checked_graphs() is None
     said = "not permitted" if wrong == "fails" else "their logits differ by"
     assert "steps run without CUDA graphs" in caplog.text and said in caplog.text
-    monkeypatch.setattr("racer.model.runner.cuda_recorder", lambda: lambda forward: forward)
+    monkeypatch.setattr("racer.model.runner.cuda_recorder", lambda device: lambda forward: forward)
     assert runner._checked_graphs() is not None
+
+
+@torch.inference_mode()
+def test_what_is_not_finite_in_one_text_reaches_no_other() -> None:
+    """Nor the steps behind it: padding rows see their text, and write what comes of it."""
+    runner = ModelRunner(loaded(tiny_model("llama")).model, 1 << 22)
+    graphs = graphs_of(runner)
+    runner.run([chain(list(prompt(9, 1)), 0, 0)])
+    runner.run([chain(list(prompt(5, 2)), 100, 0)])
+    step = [chain([7, 8, 9], 0, 9), chain([5], 100, 5)]
+    expected = runner.run(step)
+    for keys, values in zip(runner.pool.keys, runner.pool.values, strict=True):
+        keys[:, 100:105], values[:, 100:105] = float("nan"), float("inf")
+    found = graphs.run(step)
+    assert found is not None and not found[3].isfinite().all()
+    torch.testing.assert_close(found[:3], expected[:3], atol=2e-4, rtol=2e-4)
+    again = graphs.run([chain([7], 0, 9)])
+    assert again is not None and again.isfinite().all()
+
+
+def test_a_failure_ends_the_graphs_and_not_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    plain, graphed = tiny_engine("llama"), tiny_engine("llama")
+    played: list[Play] = []
+    graphs = graphed.runner.graphs = graphs_of(graphed.runner, played)
+    record = graphs._record
+
+    def fails_later(forward: Play) -> Play:
+        if len(played) == 2:
+            raise RuntimeError("CUDA out of memory")
+        return record(forward)
+
+    graphs._record = fails_later
+    requests = [Request(prompt(20, 4), SamplingParams(max_tokens=40, ignore_eos=True))]
+    expected, found = (decode(engine, requests)[0][0].token_ids for engine in (plain, graphed))
+    assert found == expected and len(played) == 2
+    assert graphed.runner.graphs is None and "without CUDA graphs from now on: CUDA out of memory" in caplog.text
+
+
+def test_a_step_that_was_recorded_is_not_timed() -> None:
+    runner = ModelRunner(loaded(tiny_model("llama")).model, 1 << 22)
+    assert runner.timed_fairly
+    runner.graphs = graphs_of(runner)
+    seen = []
+    for size in (1, 1, 2, 1, 200):
+        runner.run([chain([7] * size, 0, 0)])
+        seen.append(runner.timed_fairly)
+    assert seen == [False, True, False, True, True]
