@@ -138,10 +138,13 @@ def test_a_store_that_goes_away_in_the_middle(
 def test_a_full_store(generate: Generate, taught: Callable[[str], Client], own_redis: OwnRedis) -> None:
     server = own_redis("--maxmemory-policy", "noeviction")
     source = taught(server.url)
+    assert source.flush()
+    before = source.stats()
     server.client().config_set("maxmemory", server.client().info("memory")["used_memory"] // 2)
     assert generate(source, OTHERS).ids == generate(prompts=OTHERS).ids
     assert source.flush()
     stats = source.stats()
+    assert (before.write_failed, before.dropped) == ({}, 0)
     assert sum(stats.write_failed.values()) + stats.dropped == sum(map(len, OTHERS)) + len(OTHERS) * LENGTH
     assert stats.failed == {}
     foresees(generate, source)  # what it holds is still read

@@ -36,10 +36,10 @@ for locator in _CacheLocator.__subclasses__():
     locator.ensure_cache_path = refuse
 import numpy as np, torch
 from racer.draft.automaton import Automaton
-from racer.model.layout import _hidden
+from racer.model.layout import hidden_of
 from racer.model.topk import top_k
 Automaton(3, 64).learn(np.arange(5, dtype=np.int32))
-print(top_k(torch.tensor([[1.0, 3.0, 2.0]]), 2)[0].tolist(), _hidden(np.array([-1, 0], np.int32)).tolist())
+print(top_k(torch.tensor([[1.0, 3.0, 2.0]]), 2)[0].tolist(), hidden_of(np.array([-1, 0], np.int32)).tolist())
 """
 
 

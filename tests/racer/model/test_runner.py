@@ -101,7 +101,7 @@ def test_self_test_finds_attention_that_mixes_branches(monkeypatch: pytest.Monke
     runner = ModelRunner(loaded(tiny_model("llama", initializer_range=0.5)).model, 1 << 22)
     check_verifiable(runner)
     assert runner.model.config._attn_implementation == ATTENTION
-    monkeypatch.setattr("racer.model.layout._hidden", lambda parents: np.zeros((len(parents),) * 2, np.bool_))
+    monkeypatch.setattr("racer.model.layout.hidden_of", lambda parents: np.zeros((len(parents),) * 2, np.bool_))
     with pytest.raises(UnsupportedModelError, match="separate texts"):
         check_verifiable(runner)
 
