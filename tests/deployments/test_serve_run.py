@@ -77,7 +77,7 @@ def other_model(folder: Path, cache: Path) -> Path:
 
 def configuration(first: Path, second: Path, cache: Path, port: int) -> dict[str, Any]:
     engine = {"dtype": "float32", "compile": False, "budget": 4}
-    common = {"num_cpus": 0, "threads": 1, "drain_s": 60}
+    common = {"num_cpus": 0, "threads": 1, "drain_s": 5}
     models = [
         common
         | {
@@ -131,7 +131,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iter
             wait_until(answers, "the first model answers", 120)
             yield one
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0, (folder / "run.log").read_text()
+            assert process.wait(150) == 0, (folder / "run.log").read_text()
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -17,11 +19,16 @@ pytestmark = pytest.mark.may_skip("a processor without AVX2 runs torch's own pro
 
 
 @pytest.fixture(autouse=True)
-def kernels() -> None:
+def kernels() -> Iterator[None]:
+    """Three threads, whatever the process of the tests may use: work is cut into parts that are not equal."""
     if not target():
         pytest.skip("this processor has none of AMX, AVX-512 and AVX2")
     assert load_kernels(), "the kernels could not be built"
     torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (960, 576), (576, 1536)])
