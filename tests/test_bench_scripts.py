@@ -76,6 +76,11 @@ def test_gpu_check_compares_ids_with_generate(monkeypatch: pytest.MonkeyPatch) -
     check = runpy.run_path(str(BENCH / "gpu_check.py"))
     cpu = torch.device("cpu")
     assert check["differing"]("llama", cpu) == {"eager": 0}
+    good = {"differing": {"llama": {"eager": 0, "graphs": 0}}, "graphs": True}
+    assert check["passed"](good, torch.device("cuda")) and check["passed"](good | {"graphs": False}, cpu)
+    assert not check["passed"](good | {"graphs": False}, torch.device("cuda"))
+    for wrong in ({"eager": 1}, {"eager": 0, "graphs": None}):
+        assert not check["passed"](good | {"differing": {"llama": wrong}}, torch.device("cuda"))
     names = check["differing"].__globals__
     request = names["Request"]
     monkeypatch.setitem(names, "Request", lambda prompt, params: request(prompt[::-1], params))

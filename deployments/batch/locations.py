@@ -15,6 +15,9 @@ from pyarrow import fs as pafs
 
 from deployments.errors import ConfigError
 
+_PYARROWS = {"file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
+"""Schemes that pyarrow serves: a second way to such a place would hide what is wrong with the URI, or pass it over."""
+
 
 @dataclass(frozen=True)
 class Location:
@@ -41,9 +44,11 @@ class Location:
             return cls(pafs.LocalFileSystem(), str(path), text, True)
         try:
             filesystem, path_text = pafs.FileSystem.from_uri(text)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # a scheme that pyarrow does not serve
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            if isinstance(error, pa.ArrowInvalid) and text.partition("://")[0] in _PYARROWS:
+                raise ConfigError(f"{text}: is no URI of its file system ({short(error)}); correct it") from None
             filesystem, path_text = _through_fsspec(text, error)
-        except OSError as error:  # it does, and a second way to the same place would hide why this one fails
+        except OSError as error:
             raise ConfigError(f"{text}: its file system cannot be reached ({short(error)})") from None
         return cls(filesystem, path_text, text, isinstance(filesystem, pafs.LocalFileSystem))
 

@@ -180,8 +180,7 @@ class StepGraphs:
             return None
         self.recorded = shape not in self._recorded
         if self.recorded:
-            step = PaddedStep(shape, self._pool, self._dtype, self._device)
-            step.fill(segments)
+            step = PaddedStep(shape, self._pool, self._dtype, self._device)  # all padding: it writes no text's places
             self._recorded[shape] = step, self._record(partial(self._forward, step))
             if len(self._recorded) > _MOST_GRAPHS:
                 self._recorded.popitem(last=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -116,12 +117,9 @@ class ModelRunner:
 
     def _trial_steps(self) -> list[list[Segment]]:
         """A text in pieces, single tokens, two texts at once, a tree of three branches beside a single token."""
-        tree = Segment(np.arange(3, 10, dtype=np.int32), np.array([-1, 0, 0, 1, 1, 2, 5], np.int32), start=0, cached=9)
-        other = Segment(np.arange(5, 11, dtype=np.int32), np.arange(-1, 5, dtype=np.int32), start=32, cached=0)
-        single = Segment(np.array([7], np.int32), np.array([-1], np.int32), start=32, cached=6)
-        steps = [[self._chain(5)], [self._chain(4, 5)], [self._chain(1, 9)], [self._chain(1, 9), other], [tree, single]]
-        tokens = [segment.tokens for step in steps for segment in step]
-        return steps if max(map(np.max, tokens)) < self.vocab_size else steps[:3]
+        tree = Segment(self._chain(7, 9).tokens, np.array([-1, 0, 0, 1, 1, 2, 5], np.int32), start=0, cached=9)
+        other, single = replace(self._chain(6), start=32, scored_from=0), replace(self._chain(1, 6), start=32)
+        return [[self._chain(5)], [self._chain(4, 5)], [self._chain(1, 9)], [self._chain(1, 9), other], [tree, single]]
 
     def _chain(self, rows: int, cached: int = 0) -> Segment:
         """A chain of different tokens, behind the first ``cached`` of the same chain; its last row is scored."""

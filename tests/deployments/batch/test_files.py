@@ -117,6 +117,10 @@ def test_globs_and_wrong_paths(tmp_path: Path) -> None:
         (f"{tmp_path}/empty.jsonl", "is empty"),
         (f"{tmp_path}/x.jsonl.gz", "compressed"),
         ("nonsense://x/y", "no file system"),
+        (
+            "s3://bucket/key?nonsense=1",
+            r"no URI of its file system \(Unexpected query parameter in S3 URI: 'nonsense'\)",
+        ),
     ):
         with pytest.raises(ConfigError, match=word) as wrong:
             plan_of(text)
