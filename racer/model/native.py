@@ -27,6 +27,10 @@ _TARGETS = (
         ("amx_bf16", "avx512_bf16", "avx512_bw", "avx512_dq", "avx512_vl"),
         ("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma"),
     ),
+    (
+        ("avx512_bf16", "avx512_f", "avx512_bw", "avx512_dq", "avx512_vl"),
+        ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"),
+    ),
     (("avx512_f", "avx512_bw", "avx512_dq", "avx512_vl"), ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")),
     (("avx2", "fma3"), ("-mavx2", "-mfma")),
 )

@@ -1,6 +1,11 @@
-// Products and attention in bfloat16 on vectors of float32, for processors that have no bfloat16 arithmetic: numbers are
-// widened as they are read, sums are float32. With the compiler's vector types, whose width is the processor's.
+// Products and attention in bfloat16 on vectors of float32, for processors without matrix tiles: numbers are widened as
+// they are read, sums are float32. Where the processor multiplies pairs of bfloat16 (AVX-512 BF16), products and scores
+// do that instead. With the compiler's vector types, whose width is the processor's.
 #pragma once
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <array>
@@ -16,7 +21,7 @@ namespace {
 
 #ifdef __AVX512F__
 constexpr int64_t kLanes = 16;
-constexpr int kBlockRows = 12;  // rows that meet half a packed block together: their sums fill most registers
+constexpr int kBlockRows = 12;  // rows that meet two vectors of columns together: their sums fill most registers
 #else
 constexpr int64_t kLanes = 8;
 constexpr int kBlockRows = 6;
@@ -81,10 +86,24 @@ bool allow() { return true; }
 
 // --- products
 
+#ifdef __AVX512BF16__
+using Factor = Half;  // what a row's elements are when they are multiplied
+
+// Adds the products of 16 pairs of weights with one pair of a row.
+inline Floats add_pairs(Floats sum, Words weights, const Half* pair) {
+  uint32_t bits;
+  std::memcpy(&bits, pair, sizeof bits);
+  const Words both = bits - Words{};
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(both));
+}
+#else
+using Factor = float;
+#endif
+
 // y of `Rows` rows for `Vectors` vectors of a packed block's columns, which lie in one half or are all of both. Sums grow
 // in the order of the depth, whatever the rows are, so that a row's result does not depend on the others.
 template <int Rows, int Vectors>
-void product_rows(const float* x, const Half* block, const Half* bias, Half* y, int64_t depth, int64_t outputs) {
+void product_rows(const Factor* x, const Half* block, const Half* bias, Half* y, int64_t depth, int64_t outputs) {
   constexpr int64_t kHalfVectors = kTile / kLanes;
   Floats sums[Rows][Vectors] = {};
   for (int64_t k = 0; k < depth; k += kDepth, block += kDepth * kColumns) {
@@ -95,6 +114,11 @@ void product_rows(const float* x, const Half* block, const Half* bias, Half* y, 
       for (int v = 0; v < Vectors; ++v) {
         both[v] = load<Words>(line + v / kHalfVectors * kTile * kDepth + v % kHalfVectors * 2 * kLanes);
       }
+#ifdef __AVX512BF16__
+      for (int row = 0; row < Rows; ++row) {
+        for (int v = 0; v < Vectors; ++v) sums[row][v] = add_pairs(sums[row][v], both[v], x + row * depth + k + 2 * pair);
+      }
+#else
       for (int64_t odd = 0; odd < 2; ++odd) {  // one after the other, so that no sum must leave its register
         Floats weights[Vectors];
         for (int v = 0; v < Vectors; ++v) {
@@ -105,6 +129,7 @@ void product_rows(const float* x, const Half* block, const Half* bias, Half* y, 
           for (int v = 0; v < Vectors; ++v) sums[row][v] += weights[v] * at;
         }
       }
+#endif
     }
   }
   for (int row = 0; row < Rows; ++row) {
@@ -115,9 +140,9 @@ void product_rows(const float* x, const Half* block, const Half* bias, Half* y, 
   }
 }
 
-// Half a packed block, or all of it, for up to kBlockRows rows.
+// Some of a packed block's columns for up to kBlockRows rows.
 template <int Vectors, int Rows = kBlockRows>
-void product_of(int64_t rows, const float* x, const Half* block, const Half* bias, Half* y, int64_t depth,
+void product_of(int64_t rows, const Factor* x, const Half* block, const Half* bias, Half* y, int64_t depth,
                 int64_t outputs) {
   if constexpr (Rows > 0) {
     if (rows == Rows) return product_rows<Rows, Vectors>(x, block, bias, y, depth, outputs);
@@ -125,29 +150,41 @@ void product_of(int64_t rows, const float* x, const Half* block, const Half* bia
   }
 }
 
+// The rows start..start + rows of a product as they are multiplied.
+const Factor* factors(const Product& product, int64_t start, int64_t rows) {
+  const Half* from = product.x + start * product.depth;
+#ifdef __AVX512BF16__
+  return from;
+#else
+  static thread_local std::vector<float> wide;
+  wide.resize(rows * product.depth);
+  for (int64_t i = 0; i < rows * product.depth; i += kLanes) store(wide.data() + i, widen_lanes(from + i));
+  return wide.data();
+#endif
+}
+
 // The packed blocks first..end of a product.
 void multiply(const Product& product, int64_t first, int64_t end) {
-  constexpr int kAll = kColumns / kLanes, kHalf = kAll / 2, kFew = kBlockRows / 2;
+  constexpr int kAll = kColumns / kLanes, kGroup = 2, kFew = kBlockRows * kGroup / kAll;
   const auto [x, w, bias, y, count, depth, outputs] = product;
-  static thread_local std::vector<float> wide;
   for (int64_t start = 0; start < count; start += kChunkRows) {
     const int64_t rows = std::min(kChunkRows, count - start);
-    wide.resize(rows * depth);
-    for (int64_t i = 0; i < rows * depth; i += kLanes) store(wide.data() + i, widen_lanes(x + start * depth + i));
+    const Factor* row_in = factors(product, start, rows);
     for (int64_t block = first; block < end; ++block) {
       const Half* weight = w + block * kColumns * depth;
       Half* to = y + start * outputs + block * kColumns;
       const Half* offset = bias ? bias + block * kColumns : nullptr;
       if (rows <= kFew) {
-        product_of<kAll, kFew>(rows, wide.data(), weight, offset, to, depth, outputs);
+        product_of<kAll, kFew>(rows, row_in, weight, offset, to, depth, outputs);
         continue;
       }
       const int64_t groups = (rows + kBlockRows - 1) / kBlockRows;
-      for (int64_t half = 0; half < 2; ++half) {
+      for (int64_t part = 0; part < kAll / kGroup; ++part) {
+        const int64_t column = part * kGroup * kLanes;
         for (int64_t group = 0; group < groups; ++group) {
           const int64_t row = rows * group / groups, height = rows * (group + 1) / groups - row;
-          product_of<kHalf>(height, wide.data() + row * depth, weight + half * kTile * kDepth,
-                            offset ? offset + half * kTile : nullptr, to + row * outputs + half * kTile, depth, outputs);
+          product_of<kGroup>(height, row_in + row * depth, weight + part * kTile * kDepth, offset ? offset + column : nullptr,
+                             to + row * outputs + column, depth, outputs);
         }
       }
     }
