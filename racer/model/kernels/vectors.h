@@ -13,6 +13,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "step.h"
@@ -73,13 +74,25 @@ inline Floats exp_lanes(Floats x) {
   return x < least ? Floats{} : p * reinterpret_cast<Floats>(power);
 }
 
-inline float sum_of(Floats x) {
-  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
-    Integers order;
-    for (int64_t lane = 0; lane < kLanes; ++lane) order[lane] = static_cast<int32_t>((lane + width) % kLanes);
-    x += __builtin_shuffle(x, order);
-  }
-  return x[0];
+using AllLanes = std::make_index_sequence<kLanes>;
+
+// Lanes whose bit `Width` is 0: x's plus those `Width` further on; the others: y's, likewise. The order of lanes is known to
+// the compiler, as one that is built in memory costs some 20 cycles.
+template <int64_t Width, size_t... Lane>
+inline Floats fold(Floats x, Floats y, std::index_sequence<Lane...>) {
+  return __builtin_shufflevector(x, y, (Lane & Width ? kLanes + (Lane ^ Width) : Lane)...) +
+         __builtin_shufflevector(x, y, (Lane & Width ? kLanes + Lane : (Lane ^ Width))...);
+}
+
+// The sum of each of four vectors, in the same order whichever of the four it is.
+using Four = float __attribute__((vector_size(16)));
+inline Four sums_of(Floats a, Floats b, Floats c, Floats d) {
+  constexpr int64_t half = kLanes / 2, quarter = kLanes / 4;
+  const AllLanes lanes;
+  Floats x = fold<quarter>(fold<half>(a, b, lanes), fold<half>(c, d, lanes), lanes);
+  if constexpr (kLanes == 16) x = fold<2>(x, x, lanes);
+  x = fold<1>(x, x, lanes);
+  return __builtin_shufflevector(x, x, 0, half, quarter, half + quarter);
 }
 
 bool allow() { return true; }
@@ -89,13 +102,13 @@ bool allow() { return true; }
 #ifdef __AVX512BF16__
 using Factor = Half;  // what a row's elements are when they are multiplied
 
-// Adds the products of 16 pairs of weights with one pair of a row.
-inline Floats add_pairs(Floats sum, Words weights, const Half* pair) {
-  uint32_t bits;
-  std::memcpy(&bits, pair, sizeof bits);
-  const Words both = bits - Words{};
-  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(both));
+// Adds the products of 16 pairs with 16 others.
+inline Floats add_pairs(Floats sum, Words x, Words y) {
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(y));
 }
+
+// A pair in all lanes.
+inline Words splat_pair(const Half* pair) { return load<uint32_t>(pair) - Words{}; }
 #else
 using Factor = float;
 #endif
@@ -116,7 +129,8 @@ void product_rows(const Factor* x, const Half* block, const Half* bias, Half* y,
       }
 #ifdef __AVX512BF16__
       for (int row = 0; row < Rows; ++row) {
-        for (int v = 0; v < Vectors; ++v) sums[row][v] = add_pairs(sums[row][v], both[v], x + row * depth + k + 2 * pair);
+        const Words at = splat_pair(x + row * depth + k + 2 * pair);
+        for (int v = 0; v < Vectors; ++v) sums[row][v] = add_pairs(sums[row][v], both[v], at);
       }
 #else
       for (int64_t odd = 0; odd < 2; ++odd) {  // one after the other, so that no sum must leave its register
@@ -197,7 +211,7 @@ void multiply(const Product& product, int64_t first, int64_t end) {
 // exp(score - largest) whatever blocks keys lie in, and sums grow in the order of the keys, where those that a row does
 // not see add 0: a row's result does not depend on the other rows, nor on where in a tree its node lies.
 struct Scratch {
-  alignas(64) float query[kRows * kMaxDim];  // [row][dim]
+  alignas(64) Factor query[kRows * kMaxDim]; // [row][dim]
   alignas(64) float sums[kLanes * kMaxDim];  // of one tile
   std::vector<float> scores;                 // of one tile [key][lane], then their weights
 };
@@ -214,16 +228,22 @@ void in_groups(int64_t rows, Run run) {
   }
 }
 
-// Scores [key][lane] of `Rows` rows.
+// Scores [key][lane] of `Rows` rows; those of the lanes behind them up to the fourth become 0.
 template <int Rows>
-void score(int64_t dim, int64_t count, const float* query, const Half* keys, int64_t stride, float* scores) {
+void score(int64_t dim, int64_t count, const Factor* query, const Half* keys, int64_t stride, float* scores) {
+  constexpr int64_t kStride = sizeof(Floats) / sizeof(Factor);
   for (int64_t key = 0; key < count; ++key, keys += stride, scores += kLanes) {
-    Floats sums[Rows] = {};
-    for (int64_t d = 0; d < dim; d += kLanes) {
+    Floats sums[4] = {};
+    for (int64_t d = 0; d < dim; d += kStride) {
+#ifdef __AVX512BF16__
+      const Words both = load<Words>(keys + d);
+      for (int row = 0; row < Rows; ++row) sums[row] = add_pairs(sums[row], both, load<Words>(query + row * dim + d));
+#else
       const Floats wide = widen_lanes(keys + d);
       for (int row = 0; row < Rows; ++row) sums[row] += wide * load<Floats>(query + row * dim + d);
+#endif
     }
-    for (int row = 0; row < Rows; ++row) scores[row] = sum_of(sums[row]);
+    store(scores, sums_of(sums[0], sums[1], sums[2], sums[3]));
   }
 }
 
@@ -250,7 +270,7 @@ void gather(int64_t dim, int64_t count, const float* weights, const Half* values
 }
 
 // Rows first_row..first_row + height of a piece.
-void attend_tile(const Step& step, const Work& work, int64_t first_row, int64_t height, const float* query, Scratch& w) {
+void attend_tile(const Step& step, const Work& work, int64_t first_row, int64_t height, const Factor* query, Scratch& w) {
   const Sequence& s = step.sequences[work.sequence];
   const int64_t last_node = (first_row + height - 1) / step.group, deepest = s.cached + s.nodes - 1;
   const int64_t end = s.cached + (s.tree < 0 ? last_node + 1 : s.nodes);
@@ -310,7 +330,11 @@ void attend(const Step& step, const Work& work, Scratch& w) {
   for (int64_t row = 0; row < work.rows; ++row) {
     const int64_t at = work.first_row + row, head = work.kv_head * step.group + at % step.group;
     const Half* from = step.query.at(head, s.row + at / step.group);
+#ifdef __AVX512BF16__
+    std::memcpy(w.query + row * step.dim, from, step.dim * sizeof(Half));
+#else
     for (int64_t d = 0; d < step.dim; d += kLanes) store(w.query + row * step.dim + d, widen_lanes(from + d));
+#endif
   }
   for (int64_t row = 0; row < work.rows; row += kLanes) {
     attend_tile(step, work, work.first_row + row, std::min(kLanes, work.rows - row), w.query + row * step.dim, w);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -130,6 +132,26 @@ def test_on_vectors_a_node_is_attended_as_its_path_alone() -> None:
             path.insert(0, int(parents[path[0]]))
         chain = Segment(np.zeros(len(path), np.int32), tree(len(path), branching=False), 600, cached)
         assert torch.equal(attend(chain, path), found[path])
+
+
+LESSER = """
+import sys
+import pytest
+from racer.model import native
+native._TARGETS = native._TARGETS[int(sys.argv[2]):]
+sys.exit(pytest.main([sys.argv[1], "-q", "-p", "no:cacheprovider", "-k", "test_product or attention or attended"]))
+"""
+
+
+@pytest.mark.parametrize("lesser", range(1, len(native._TARGETS)))
+def test_kernels_for_older_processors(lesser: int) -> None:
+    """The same tests on what is compiled for processors that have less than this one."""
+    if target() not in [flags for _, flags in native._TARGETS[:lesser]]:  # it runs in this process already
+        pytest.skip("this processor has none of AMX, AVX-512 and AVX2 beyond that")
+    command = [sys.executable, "-c", LESSER, __file__, str(lesser)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
 
 
 def test_without_a_compiler_torch_runs_instead(
