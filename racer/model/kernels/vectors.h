@@ -3,10 +3,6 @@
 // do that instead. With the compiler's vector types, whose width is the processor's.
 #pragma once
 
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -15,6 +11,10 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 #include "step.h"
 
@@ -28,7 +28,7 @@ constexpr int64_t kLanes = 8;
 constexpr int kBlockRows = 6;
 #endif
 constexpr int64_t kAhead = 2048;     // bytes of a weight that are fetched ahead
-constexpr int64_t kChunkRows = 96;   // rows that are widened together, so that they stay in the second cache
+constexpr int64_t kChunkRows = 96;   // rows that meet all weights before others do: they stay in the second cache
 
 using Floats = float __attribute__((vector_size(4 * kLanes)));
 using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
@@ -74,8 +74,6 @@ inline Floats exp_lanes(Floats x) {
   return x < least ? Floats{} : p * reinterpret_cast<Floats>(power);
 }
 
-using AllLanes = std::make_index_sequence<kLanes>;
-
 // Lanes whose bit `Width` is 0: x's plus those `Width` further on; the others: y's, likewise. The order of lanes is known to
 // the compiler, as one that is built in memory costs some 20 cycles.
 template <int64_t Width, size_t... Lane>
@@ -88,7 +86,7 @@ inline Floats fold(Floats x, Floats y, std::index_sequence<Lane...>) {
 using Four = float __attribute__((vector_size(16)));
 inline Four sums_of(Floats a, Floats b, Floats c, Floats d) {
   constexpr int64_t half = kLanes / 2, quarter = kLanes / 4;
-  const AllLanes lanes;
+  const std::make_index_sequence<kLanes> lanes;
   Floats x = fold<quarter>(fold<half>(a, b, lanes), fold<half>(c, d, lanes), lanes);
   if constexpr (kLanes == 16) x = fold<2>(x, x, lanes);
   x = fold<1>(x, x, lanes);
@@ -97,21 +95,64 @@ inline Four sums_of(Floats a, Floats b, Floats c, Floats d) {
 
 bool allow() { return true; }
 
-// --- products
+// --- sums of products of bfloat16, and what their second factors are kept as
 
 #ifdef __AVX512BF16__
-using Factor = Half;  // what a row's elements are when they are multiplied
+using Factor = Half;
+
+inline void put_factors(const Half* from, int64_t count, Factor* to) { std::memcpy(to, from, count * sizeof(Half)); }
+inline const Factor* as_factors(const Half* from, int64_t, std::vector<Factor>&) { return from; }
 
 // Adds the products of 16 pairs with 16 others.
 inline Floats add_pairs(Floats sum, Words x, Words y) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(y));
 }
 
-// A pair in all lanes.
-inline Words splat_pair(const Half* pair) { return load<uint32_t>(pair) - Words{}; }
+inline Floats add_products(Floats sum, const Half* x, const Factor* y) {
+  return add_pairs(sum, load<Words>(x), load<Words>(y));
+}
+
+template <int Rows, int Vectors>
+inline void add_outer(Floats (&sums)[Rows][Vectors], const Words (&pairs)[Vectors], const Factor* x, int64_t depth) {
+  for (int row = 0; row < Rows; ++row) {
+    const Words at = load<uint32_t>(x + row * depth) - Words{};
+    for (int v = 0; v < Vectors; ++v) sums[row][v] = add_pairs(sums[row][v], pairs[v], at);
+  }
+}
 #else
 using Factor = float;
+
+inline void put_factors(const Half* from, int64_t count, Factor* to) {
+  for (int64_t i = 0; i < count; i += kLanes) store(to + i, widen_lanes(from + i));
+}
+
+inline const Factor* as_factors(const Half* from, int64_t count, std::vector<Factor>& wide) {
+  wide.resize(count);
+  put_factors(from, count, wide.data());
+  return wide.data();
+}
+
+inline Floats add_products(Floats sum, const Half* x, const Factor* y) {
+  return sum + widen_lanes(x) * load<Floats>(y);
+}
+
+template <int Rows, int Vectors>
+inline void add_outer(Floats (&sums)[Rows][Vectors], const Words (&pairs)[Vectors], const Factor* x, int64_t depth) {
+  for (int64_t odd = 0; odd < 2; ++odd) {  // one after the other, so that no sum must leave its register
+    Floats weights[Vectors];
+    for (int v = 0; v < Vectors; ++v) {
+      weights[v] = reinterpret_cast<Floats>(odd ? pairs[v] & 0xffff0000 : pairs[v] << 16);
+    }
+    for (int row = 0; row < Rows; ++row) {
+      const float at = x[row * depth + odd];
+      for (int v = 0; v < Vectors; ++v) sums[row][v] += weights[v] * at;
+    }
+  }
+}
 #endif
+constexpr int64_t kFactors = sizeof(Floats) / sizeof(Factor);  // elements that add_products takes
+
+// --- products
 
 // y of `Rows` rows for `Vectors` vectors of a packed block's columns, which lie in one half or are all of both. Sums grow
 // in the order of the depth, whatever the rows are, so that a row's result does not depend on the others.
@@ -127,23 +168,7 @@ void product_rows(const Factor* x, const Half* block, const Half* bias, Half* y,
       for (int v = 0; v < Vectors; ++v) {
         both[v] = load<Words>(line + v / kHalfVectors * kTile * kDepth + v % kHalfVectors * 2 * kLanes);
       }
-#ifdef __AVX512BF16__
-      for (int row = 0; row < Rows; ++row) {
-        const Words at = splat_pair(x + row * depth + k + 2 * pair);
-        for (int v = 0; v < Vectors; ++v) sums[row][v] = add_pairs(sums[row][v], both[v], at);
-      }
-#else
-      for (int64_t odd = 0; odd < 2; ++odd) {  // one after the other, so that no sum must leave its register
-        Floats weights[Vectors];
-        for (int v = 0; v < Vectors; ++v) {
-          weights[v] = reinterpret_cast<Floats>(odd ? both[v] & 0xffff0000 : both[v] << 16);
-        }
-        for (int row = 0; row < Rows; ++row) {
-          const float at = x[row * depth + k + 2 * pair + odd];
-          for (int v = 0; v < Vectors; ++v) sums[row][v] += weights[v] * at;
-        }
-      }
-#endif
+      add_outer(sums, both, x + k + 2 * pair, depth);
     }
   }
   for (int row = 0; row < Rows; ++row) {
@@ -164,32 +189,20 @@ void product_of(int64_t rows, const Factor* x, const Half* block, const Half* bi
   }
 }
 
-// The rows start..start + rows of a product as they are multiplied.
-const Factor* factors(const Product& product, int64_t start, int64_t rows) {
-  const Half* from = product.x + start * product.depth;
-#ifdef __AVX512BF16__
-  return from;
-#else
-  static thread_local std::vector<float> wide;
-  wide.resize(rows * product.depth);
-  for (int64_t i = 0; i < rows * product.depth; i += kLanes) store(wide.data() + i, widen_lanes(from + i));
-  return wide.data();
-#endif
-}
-
 // The packed blocks first..end of a product.
 void multiply(const Product& product, int64_t first, int64_t end) {
   constexpr int kAll = kColumns / kLanes, kGroup = 2, kFew = kBlockRows * kGroup / kAll;
   const auto [x, w, bias, y, count, depth, outputs] = product;
+  static thread_local std::vector<Factor> wide;
   for (int64_t start = 0; start < count; start += kChunkRows) {
     const int64_t rows = std::min(kChunkRows, count - start);
-    const Factor* row_in = factors(product, start, rows);
+    const Factor* from = as_factors(x + start * depth, rows * depth, wide);
     for (int64_t block = first; block < end; ++block) {
       const Half* weight = w + block * kColumns * depth;
       Half* to = y + start * outputs + block * kColumns;
       const Half* offset = bias ? bias + block * kColumns : nullptr;
       if (rows <= kFew) {
-        product_of<kAll, kFew>(rows, row_in, weight, offset, to, depth, outputs);
+        product_of<kAll, kFew>(rows, from, weight, offset, to, depth, outputs);
         continue;
       }
       const int64_t groups = (rows + kBlockRows - 1) / kBlockRows;
@@ -197,7 +210,7 @@ void multiply(const Product& product, int64_t first, int64_t end) {
         const int64_t column = part * kGroup * kLanes;
         for (int64_t group = 0; group < groups; ++group) {
           const int64_t row = rows * group / groups, height = rows * (group + 1) / groups - row;
-          product_of<kGroup>(height, row_in + row * depth, weight + part * kTile * kDepth, offset ? offset + column : nullptr,
+          product_of<kGroup>(height, from + row * depth, weight + part * kTile * kDepth, offset ? offset + column : nullptr,
                              to + row * outputs + column, depth, outputs);
         }
       }
@@ -211,7 +224,7 @@ void multiply(const Product& product, int64_t first, int64_t end) {
 // exp(score - largest) whatever blocks keys lie in, and sums grow in the order of the keys, where those that a row does
 // not see add 0: a row's result does not depend on the other rows, nor on where in a tree its node lies.
 struct Scratch {
-  alignas(64) Factor query[kRows * kMaxDim]; // [row][dim]
+  alignas(64) Factor query[kRows * kMaxDim];  // [row][dim]
   alignas(64) float sums[kLanes * kMaxDim];  // of one tile
   std::vector<float> scores;                 // of one tile [key][lane], then their weights
 };
@@ -231,17 +244,10 @@ void in_groups(int64_t rows, Run run) {
 // Scores [key][lane] of `Rows` rows; those of the lanes behind them up to the fourth become 0.
 template <int Rows>
 void score(int64_t dim, int64_t count, const Factor* query, const Half* keys, int64_t stride, float* scores) {
-  constexpr int64_t kStride = sizeof(Floats) / sizeof(Factor);
   for (int64_t key = 0; key < count; ++key, keys += stride, scores += kLanes) {
     Floats sums[4] = {};
-    for (int64_t d = 0; d < dim; d += kStride) {
-#ifdef __AVX512BF16__
-      const Words both = load<Words>(keys + d);
-      for (int row = 0; row < Rows; ++row) sums[row] = add_pairs(sums[row], both, load<Words>(query + row * dim + d));
-#else
-      const Floats wide = widen_lanes(keys + d);
-      for (int row = 0; row < Rows; ++row) sums[row] += wide * load<Floats>(query + row * dim + d);
-#endif
+    for (int64_t d = 0; d < dim; d += kFactors) {
+      for (int row = 0; row < Rows; ++row) sums[row] = add_products(sums[row], keys + d, query + row * dim + d);
     }
     store(scores, sums_of(sums[0], sums[1], sums[2], sums[3]));
   }
@@ -329,12 +335,7 @@ void attend(const Step& step, const Work& work, Scratch& w) {
   const Sequence& s = step.sequences[work.sequence];
   for (int64_t row = 0; row < work.rows; ++row) {
     const int64_t at = work.first_row + row, head = work.kv_head * step.group + at % step.group;
-    const Half* from = step.query.at(head, s.row + at / step.group);
-#ifdef __AVX512BF16__
-    std::memcpy(w.query + row * step.dim, from, step.dim * sizeof(Half));
-#else
-    for (int64_t d = 0; d < step.dim; d += kLanes) store(w.query + row * step.dim + d, widen_lanes(from + d));
-#endif
+    put_factors(step.query.at(head, s.row + at / step.group), step.dim, w.query + row * step.dim);
   }
   for (int64_t row = 0; row < work.rows; row += kLanes) {
     attend_tile(step, work, work.first_row + row, std::min(kLanes, work.rows - row), w.query + row * step.dim, w);
