@@ -3,9 +3,9 @@
     python bench/attention.py [--cached 300] [--passes 60] [--sizes 1x1,16x1,...]
 
 A size NODESxREQUESTS is a binary tree of so many nodes for each of so many requests behind ``--cached`` tokens. Heads
-are the demo model's (9, of which three share keys and values; 64 elements), and so are its 30 layers, though all read the
-same cache here; random numbers. Sizes take turns; medians, milliseconds. Exit code 1 where the processor has neither
-AMX nor AVX2. The last line is one JSON object.
+are the demo model's (9, of which three share keys and values; 64 elements), and so are its 30 layers, though all read
+the same cache here; random numbers. Sizes take turns; medians, milliseconds. Exit code 1 where the processor has
+neither AMX nor AVX2. The last line is one JSON object.
 """
 
 from __future__ import annotations
