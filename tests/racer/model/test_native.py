@@ -39,7 +39,7 @@ def test_product(outputs: int, inputs: int, bias: bool) -> None:
     weight = (torch.randn(outputs, inputs) * 0.05).bfloat16()
     offset = torch.randn(outputs).bfloat16() if bias else None
     packed = torch.ops.racer.pack_weight(weight)
-    for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64, 100):
+    for rows in (1, 2, 3, 5, 6, 15, 16, 17, 31, 32, 33, 64, 100):
         x = torch.randn(1, rows, inputs).bfloat16()
         found = torch.ops.racer.block_linear(x, packed, offset)
         expected = torch.nn.functional.linear(x.float(), weight.float(), None if offset is None else offset.float())
@@ -75,22 +75,26 @@ def seen_by(parents: NDArray[np.int32], cached: int, window: int) -> NDArray[np.
     return seen & ((cached + depth)[:, None] - positions[None] < window) if window else seen
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 32), (8, 2, 128), (4, 1, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "value_dim"),
+    [(9, 3, 64, 64), (4, 4, 32, 32), (6, 2, 96, 64), (8, 2, 128, 128), (4, 1, 256, 256)],
+)
 @pytest.mark.parametrize("window", [0, 40])
-def test_attention(heads: int, kv_heads: int, dim: int, window: int) -> None:
-    pool = KVPool([LayerShape(kv_heads, dim, dim)], 1200, torch.bfloat16, "cpu")
+def test_attention(heads: int, kv_heads: int, dim: int, value_dim: int, window: int) -> None:
+    pool = KVPool([LayerShape(kv_heads, dim, value_dim)], 1200, torch.bfloat16, "cpu")
     keys, values = pool.keys[0], pool.values[0]
     keys.fill_(float("nan"))  # nothing outside a sequence's own places may be read into a sum
     values.fill_(float("nan"))
     segments, start = [], 0
     for nodes, cached, branching in [(1, 0, 0), (1, 100, 0), (5, 63, 1), (40, 300, 1), (130, 70, 0), (70, 0, 1)]:
         for cache in (keys, values):
-            cache[:, start : start + cached] = torch.randn(kv_heads, cached, dim)
+            cache[:, start : start + cached] = torch.randn(kv_heads, cached, cache.shape[-1])
         segments.append(Segment(np.zeros(nodes, np.int32), tree(nodes, bool(branching)), start, cached))
         start += cached + nodes + 3
     layout = StepLayout(segments, pool, torch.bfloat16, torch.device("cpu"), by_kernels=True)
     tokens = layout.places.shape[0]
-    query, new_keys, new_values = (torch.randn(n, tokens, dim).bfloat16() for n in (heads, kv_heads, kv_heads))
+    shapes = (heads, dim), (kv_heads, dim), (kv_heads, value_dim)
+    query, new_keys, new_values = (torch.randn(n, tokens, size).bfloat16() for n, size in shapes)
     assert layout.for_kernels is not None
     attend = torch.ops.racer.block_attend
     found = attend(query, new_keys, new_values, keys, values, layout.places, *layout.for_kernels, dim**-0.5, window)
@@ -139,10 +143,12 @@ import sys
 import pytest
 from racer.model import native
 native._TARGETS = native._TARGETS[int(sys.argv[2]):]
+assert native.target() == native._TARGETS[0][1]
 sys.exit(pytest.main([sys.argv[1], "-q", "-p", "no:cacheprovider", "-k", "test_product or attention or attended"]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lesser", range(1, len(native._TARGETS)))
 def test_kernels_for_older_processors(lesser: int) -> None:
     """The same tests on what is compiled for processors that have less than this one."""
