@@ -61,7 +61,7 @@ def main(options: list[str]) -> int:
     first, second = halves()
     # One thread: a step of several waits for all of them at each of its barriers, while clusters take their cores.
     # Yielding: their tests have limits of time.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TEST_PORTS": "37000"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TEST_PORTS": "21300"}
     apart = ["-o", "cache_dir=.pytest_cache/second"]
     with tempfile.TemporaryFile() as output:
         command = ["nice", "-n", "5", *pytest, *apart, *second]

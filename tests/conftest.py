@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,11 @@ from racer.model.demo import demo_folder
 from racer.model.loader import LoadedModel, load
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 from tests.tiny import TinyModel, byte_tokenizer, tiny_model
+
+# A shell without job control starts what it puts in the background deaf to Ctrl-C, and what a test starts inherits
+# that: ``serve run`` would never end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 

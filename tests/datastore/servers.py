@@ -62,8 +62,11 @@ def _packaged(package: str, place: str) -> str | None:
 
 
 _FIRST = int(os.environ.get("TEST_PORTS", "20000"))
-_candidates = itertools.cycle(range(_FIRST + os.getpid() % 10_000, _FIRST + 17_000))
-"""Processes of tests beside each other get ports apart (tests/__main__.py); a cluster's bus takes port + 10,000."""
+_PORTS = 1_300
+_start = os.getpid() % _PORTS
+_candidates = (_FIRST + (_start + i) % _PORTS for i in itertools.count())
+"""Processes of tests beside each other get ports apart (tests/__main__.py); a cluster's bus takes port + 10,000. All
+lie between those of Ray's workers (up to 19,999) and those that the system gives to connections (from 32,768)."""
 
 
 def free_ports(count: int) -> list[int]:

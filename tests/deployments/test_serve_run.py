@@ -28,6 +28,7 @@ from tests.tiny import byte_tokenizer, tiny_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PROMPT = "abcabcabc"
+COMMON: dict[str, Any] = {"dtype": "float32", "compile": False, "budget": 4}
 LONG: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "max_tokens": 400, "ignore_eos": True}
 
 
@@ -70,23 +71,22 @@ def other_model(folder: Path, cache: Path) -> Path:
     tokenizer.save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RACER_CACHE", str(cache))
-        Engine(EngineConfig(model=str(folder), compile=False, budget=4))
+        Engine(EngineConfig(model=str(folder), **COMMON))
     next(cache.glob("prior-*.npz")).unlink()
     return folder
 
 
 def configuration(first: Path, second: Path, cache: Path, port: int) -> dict[str, Any]:
-    engine = {"dtype": "float32", "compile": False, "budget": 4}
     common = {"num_cpus": 0, "threads": 1, "drain_s": 5}
     models = [
         common
         | {
             "name": "first",
-            "engine": engine | {"model": str(first), "prior": False, "max_running": 32},
+            "engine": COMMON | {"model": str(first), "prior": False, "max_running": 32},
             "autoscaling": {"min_replicas": 2, "max_replicas": 2},
         },
         common
-        | {"name": "second", "engine": engine | {"model": str(second)}, "environment": {"RACER_CACHE": str(cache)}},
+        | {"name": "second", "engine": COMMON | {"model": str(second)}, "environment": {"RACER_CACHE": str(cache)}},
     ]
     args = {"models": models, "ingress_cpus": 0, "affinity_slack": 100}
     application = {"name": "racer", "route_prefix": "/", "import_path": "deployments.app:build_app", "args": args}
