@@ -60,6 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="decode everything N times in each mode; of each wave the run of median time counts, of two the faster "
         "(default: 1)",
     )
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="decode each category by itself; else several at once are of several categories, and share each step's time",
+    )
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     store = add_store_options(parser)
     store.add_argument(
@@ -164,11 +169,11 @@ def _measure(args: argparse.Namespace, bench: Bench, questions: list[Question], 
 
     all_turns = args.turns == "all"
     with Bar(len(questions) * (len(args.concurrency) + args.store_warm), "prompts") as bar:
-        for wave in waves(questions, max(args.concurrency)) if args.store_warm else ():
+        for wave in waves(questions, max(args.concurrency), apart=args.apart) if args.store_warm else ():
             bench.teach_store(wave, max(args.concurrency), all_turns)
             bar.advance(len(wave))
         for concurrency in args.concurrency:
-            for wave in waves(questions, concurrency):
+            for wave in waves(questions, concurrency, apart=args.apart):
                 results += bench.run(wave, concurrency, all_turns)
                 bar.advance(len(wave))
 
@@ -206,6 +211,7 @@ def _report(
         "store": store.report(warm=args.store_warm, learn=args.store_learn),
         "max_tokens": args.max_tokens,
         "repeat": args.repeat,
+        "apart": args.apart,
         "mismatches": len(different),
         "near_ties": near_ties,
         "differences": [

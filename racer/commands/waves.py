@@ -158,14 +158,18 @@ class Bench:
         return tuple(prompt)
 
 
-def waves(questions: list[Question], concurrency: int) -> Iterator[list[Question]]:
+def waves(questions: list[Question], concurrency: int, *, apart: bool = False) -> Iterator[list[Question]]:
     """The questions in order, as many at a time as the modes take turns over.
 
     One at a time where one is decoded at a time. Else enough to keep the engine at ``concurrency`` for most of a wave:
-    an answer that ends makes room for the next question, as in service.
+    an answer that ends makes room for the next question, as in service. ``apart``: none beside one of another category.
     """
     size = 1 if concurrency == 1 else _REFILLS * concurrency
-    return (questions[start : start + size] for start in range(0, len(questions), size))
+    by_category: dict[tuple[str, ...], list[Question]] = {}
+    for question in questions:
+        by_category.setdefault(question.groups if apart else (), []).append(question)
+    for alike in by_category.values():
+        yield from (alike[start : start + size] for start in range(0, len(alike), size))
 
 
 def _rounds(wave: list[Question], all_turns: bool) -> int:

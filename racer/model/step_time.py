@@ -62,7 +62,7 @@ def _machine(device: torch.device) -> list[str]:
     """What decides the speed besides the model: processor, threads, and the code of the forward."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     code = hashlib.sha256()
-    for file in sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".py", ".cpp")):
+    for file in sorted(path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".cpp", ".h")):
         code.update(file.read_bytes())
     return [str(device), name, str(torch.get_num_threads()), torch.__version__, code.hexdigest()]
 

@@ -27,7 +27,7 @@ constexpr int kBlockRows = 12;  // rows that meet two vectors of columns togethe
 constexpr int64_t kLanes = 8;
 constexpr int kBlockRows = 6;
 #endif
-constexpr int64_t kAhead = 2048;     // bytes of a weight that are fetched ahead
+constexpr int64_t kAhead = 2048;     // bytes of a weight that are fetched ahead while few rows meet it
 constexpr int64_t kChunkRows = 96;   // rows that meet all weights before others do: they stay in the second cache
 
 using Floats = float __attribute__((vector_size(4 * kLanes)));
@@ -155,19 +155,34 @@ constexpr int64_t kFactors = sizeof(Floats) / sizeof(Factor);  // elements that 
 
 // --- products
 
-// y of `Rows` rows for `Vectors` vectors of a packed block's columns, which lie in one half or are all of both. Sums grow
-// in the order of the depth, whatever the rows are, so that a row's result does not depend on the others.
+// What is asked for from memory while a block is multiplied, two lines of 64 bytes: `pace` bytes further on at each pair of
+// its depth.
+struct Fetch {
+  const char* from;
+  int64_t pace;
+};
+
+// y of `Rows` rows for `Vectors` vectors of columns, which lie in one half of a packed block, are all of it, or of several
+// behind each other. Sums grow in the order of the depth, whatever the rows are, so that a row's result does not depend on
+// the others.
 template <int Rows, int Vectors>
-void product_rows(const Factor* x, const Half* block, const Half* bias, Half* y, int64_t depth, int64_t outputs) {
-  constexpr int64_t kHalfVectors = kTile / kLanes;
+void product_rows(const Factor* x, const Half* block, const Half* bias, Half* y, int64_t depth, int64_t outputs,
+                  Fetch fetch) {
+  constexpr int64_t kHalf = kTile / kLanes, kBlock = kColumns / kLanes;  // vectors
   Floats sums[Rows][Vectors] = {};
   for (int64_t k = 0; k < depth; k += kDepth, block += kDepth * kColumns) {
     for (int64_t pair = 0; pair < kTile; ++pair) {
       const Half* line = block + pair * kDepth;
-      __builtin_prefetch(reinterpret_cast<const char*>(line) + kAhead);
+      for (int64_t v = 0; v < Vectors; v += kBlock) {
+        const char* next = fetch.from + v / kBlock * depth * kColumns * sizeof(Half);
+        __builtin_prefetch(next);
+        __builtin_prefetch(next + 64);
+      }
+      fetch.from += fetch.pace;
       Words both[Vectors];
-      for (int v = 0; v < Vectors; ++v) {
-        both[v] = load<Words>(line + v / kHalfVectors * kTile * kDepth + v % kHalfVectors * 2 * kLanes);
+      for (int64_t v = 0; v < Vectors; ++v) {
+        both[v] = load<Words>(line + v / kBlock * depth * kColumns + v % kBlock / kHalf * kTile * kDepth +
+                              v % kHalf * 2 * kLanes);
       }
       add_outer(sums, both, x + k + 2 * pair, depth);
     }
@@ -180,19 +195,20 @@ void product_rows(const Factor* x, const Half* block, const Half* bias, Half* y,
   }
 }
 
-// Some of a packed block's columns for up to kBlockRows rows.
+// Some columns for up to `Rows` rows.
 template <int Vectors, int Rows = kBlockRows>
 void product_of(int64_t rows, const Factor* x, const Half* block, const Half* bias, Half* y, int64_t depth,
-                int64_t outputs) {
+                int64_t outputs, Fetch fetch) {
   if constexpr (Rows > 0) {
-    if (rows == Rows) return product_rows<Rows, Vectors>(x, block, bias, y, depth, outputs);
-    product_of<Vectors, Rows - 1>(rows, x, block, bias, y, depth, outputs);
+    if (rows == Rows) return product_rows<Rows, Vectors>(x, block, bias, y, depth, outputs, fetch);
+    product_of<Vectors, Rows - 1>(rows, x, block, bias, y, depth, outputs, fetch);
   }
 }
 
 // The packed blocks first..end of a product.
 void multiply(const Product& product, int64_t first, int64_t end) {
-  constexpr int kAll = kColumns / kLanes, kGroup = 2, kFew = kBlockRows * kGroup / kAll;
+  constexpr int64_t kPairBytes = 2 * kColumns * sizeof(Half);
+  constexpr int kAll = kColumns / kLanes, kGroup = 2, kFew = kBlockRows * kGroup / kAll, kVeryFew = kFew / 3;
   const auto [x, w, bias, y, count, depth, outputs] = product;
   static thread_local std::vector<Factor> wide;
   for (int64_t start = 0; start < count; start += kChunkRows) {
@@ -203,16 +219,24 @@ void multiply(const Product& product, int64_t first, int64_t end) {
       Half* to = y + start * outputs + block * kColumns;
       const Half* offset = bias ? bias + block * kColumns : nullptr;
       if (rows <= kFew) {
-        product_of<kAll, kFew>(rows, from, weight, offset, to, depth, outputs);
+        const Fetch fetch{reinterpret_cast<const char*>(weight) + kAhead, kPairBytes};
+        if (rows <= kVeryFew && block + 1 < end) {  // one row's two sums would wait for each other
+          product_of<2 * kAll, kVeryFew>(rows, from, weight, offset, to, depth, outputs, fetch);
+          ++block;
+          continue;
+        }
+        product_of<kAll, kFew>(rows, from, weight, offset, to, depth, outputs, fetch);
         continue;
       }
-      const int64_t groups = (rows + kBlockRows - 1) / kBlockRows;
+      // The next block comes in little by little, while all rows meet this one.
+      const int64_t groups = (rows + kBlockRows - 1) / kBlockRows, passes = groups * (kAll / kGroup);
+      Fetch fetch{reinterpret_cast<const char*>(weight + kColumns * depth), kPairBytes / passes};
       for (int64_t part = 0; part < kAll / kGroup; ++part) {
         const int64_t column = part * kGroup * kLanes;
-        for (int64_t group = 0; group < groups; ++group) {
+        for (int64_t group = 0; group < groups; ++group, fetch.from += depth / 2 * fetch.pace) {
           const int64_t row = rows * group / groups, height = rows * (group + 1) / groups - row;
           product_of<kGroup>(height, from + row * depth, weight + part * kTile * kDepth, offset ? offset + column : nullptr,
-                             to + row * outputs + column, depth, outputs);
+                             to + row * outputs + column, depth, outputs, fetch);
         }
       }
     }

@@ -10,6 +10,7 @@ from racer import Engine
 from racer.commands import waves
 from racer.commands.measure import Measured, measure
 from racer.commands.modes import Mode
+from racer.commands.suites import Question
 from racer.commands.table import as_table
 from racer.config import TreeShape
 from racer.draft.drafter import RequestDrafts
@@ -232,6 +233,21 @@ def test_interrupt_reports_finished_waves(racer: Command, jsonl: Write, monkeypa
         ("numbers", 1, 1),
         ("all", 2, 1),
     ]
+
+
+def test_categories_apart(racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, asked = waves.Bench.run, list[list[str]]()
+
+    def noted(self: waves.Bench, wave: list[Question], *args: Any) -> Any:
+        asked.append([question.groups[0] for question in wave])
+        return run(self, wave, *args)
+
+    monkeypatch.setattr(waves.Bench, "run", noted)
+    ask = ("bench", "--data", jsonl(*QUESTIONS), *OPTIONS, "--drafts", "off", "--concurrency", "2")
+    assert summary(racer(*ask).out)["apart"] is False
+    assert asked == [["letters", "numbers", "letters"]]
+    done = summary(racer(*ask, "--apart").out)
+    assert asked[1:] == [["letters", "letters"], ["numbers"]] and done["apart"] is True and done["prompts"] == 3
 
 
 def test_interrupt_before_anything_is_measured(racer: Command, jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
