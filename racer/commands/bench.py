@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--apart",
         action="store_true",
-        help="decode each category by itself; else several at once are of several categories, and share each step's time",
+        help="decode each category by itself; else questions of several share each step's time",
     )
     parser.add_argument("--json", action="store_true", help="print only the JSON line")
     store = add_store_options(parser)
