@@ -39,7 +39,7 @@ def test_product(outputs: int, inputs: int, bias: bool) -> None:
     weight = (torch.randn(outputs, inputs) * 0.05).bfloat16()
     offset = torch.randn(outputs).bfloat16() if bias else None
     packed = torch.ops.racer.pack_weight(weight)
-    for rows in (1, 2, 3, 5, 6, 15, 16, 17, 31, 32, 33, 64, 100):
+    for rows in (1, 2, 3, 4, 5, 6, 12, 13, 15, 16, 17, 31, 32, 33, 64, 100):
         x = torch.randn(1, rows, inputs).bfloat16()
         found = torch.ops.racer.block_linear(x, packed, offset)
         expected = torch.nn.functional.linear(x.float(), weight.float(), None if offset is None else offset.float())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from racer.model import step_time
 from racer.model.step_time import curve_path, load_curve, measure_curve, model_step_curve, save_curve
 from racer.step_curve import StepCurve
 from tests.racer.engine.helpers import tiny_engine
@@ -54,6 +57,20 @@ def test_round_trip(tmp_path: Path) -> None:
     assert load_curve(path) == CURVE
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert path != curve_path(tmp_path / "new", ["model", "other"]) != curve_path(tmp_path / "new", ["modelother"])
+
+
+@pytest.mark.parametrize("name", ["runner.py", "kernels/kernels.cpp", "kernels/vectors.h"])
+def test_another_code_of_the_forward_is_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(Path(step_time.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(step_time, "__file__", str(folder / "step_time.py"))
+    before = step_time._machine(torch.device("cpu"))
+    assert step_time._machine(torch.device("cpu")) == before
+    with (folder / name).open("a") as file:
+        file.write("\n")
+    assert step_time._machine(torch.device("cpu")) != before
 
 
 @pytest.mark.parametrize(
